@@ -23,11 +23,18 @@ RANK_TIMEOUT_S = 100.0
 
 
 def pytest_report_header() -> str:
-    return f"torch {torch.__version__}, {os.cpu_count()} cores, CUDA {'found' if torch.cuda.is_available() else 'absent'}"
+    return (
+        f"torch {torch.__version__}, {os.cpu_count()} cores, CUDA {'found' if torch.cuda.is_available() else 'absent'}"
+    )
 
 
 def _rank_main(
-    rank: int, num_ranks: int, rendezvous: Path, pipe: multiprocessing.connection.Connection, function: Callable[..., Any], args: tuple[Any, ...]
+    rank: int,
+    num_ranks: int,
+    rendezvous: Path,
+    pipe: multiprocessing.connection.Connection,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
 ) -> None:
     try:
         dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=num_ranks)
@@ -47,7 +54,7 @@ class RankError(AssertionError):
 
 @pytest.fixture
 def run_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
-    """``run_ranks(num_ranks, function, *args)``: call the function in that many Gloo processes; their results in order."""
+    """``run_ranks(num_ranks, function, *args)``: call it in that many Gloo processes; results in order."""
     counter = iter(range(1000))
 
     def run(num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -55,7 +62,9 @@ def run_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
         context = multiprocessing.get_context("fork")
         ends = [context.Pipe(duplex=False) for _ in range(num_ranks)]
         processes = [
-            context.Process(target=_rank_main, args=(rank, num_ranks, rendezvous, ends[rank][1], function, args), daemon=True)
+            context.Process(
+                target=_rank_main, args=(rank, num_ranks, rendezvous, ends[rank][1], function, args), daemon=True
+            )
             for rank in range(num_ranks)
         ]
         for process in processes:

@@ -14,7 +14,9 @@ from gpipe_cli.pipeline import Pipeline
 Report = dict[str, Any]
 
 
-def pipeline_step(make: Callable[[], Any], x: Any, y: Any, loss_fn: Any, options: dict[str, Any], steps: int = 1) -> Report:
+def pipeline_step(
+    make: Callable[[], Any], x: Any, y: Any, loss_fn: Any, options: dict[str, Any], steps: int = 1
+) -> Report:
     """Runs in every rank: ``steps`` mini-batches on the same data; this rank's losses, gradients and state."""
     options = dict(options)
     lr = options.pop("lr", 0.0)
@@ -57,7 +59,7 @@ def merged(reports: list[Report]) -> Report:
 
 @pytest.fixture
 def step(run_ranks: Callable[..., list[Any]]) -> Callable[..., Report]:
-    """``step(make, x, y, loss, partitions=K, micro_batches=M, ranks=K, …)``: make() gives the layers, in every rank anew."""
+    """``step(make, x, y, loss, partitions=K, micro_batches=M, ranks=K, …)``: make() gives the layers."""
 
     def run(
         make: Callable[[], Any],
@@ -80,7 +82,9 @@ def step(run_ranks: Callable[..., list[Any]]) -> Callable[..., Report]:
     return run
 
 
-def plain_step(make: Callable[[], nn.Sequential], x: Any, y: Any, loss_fn: Any, lr: float = 0.0, steps: int = 1) -> Report:
+def plain_step(
+    make: Callable[[], nn.Sequential], x: Any, y: Any, loss_fn: Any, lr: float = 0.0, steps: int = 1
+) -> Report:
     """The same mini-batches by ordinary PyTorch."""
     model = make()
     losses = []

@@ -32,7 +32,12 @@ def two_weights() -> nn.Sequential:
 def convolutions() -> nn.Sequential:
     torch.manual_seed(3)
     return nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 4, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2)
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(6, 4, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(36, 2),
     ).double()
 
 
@@ -67,7 +72,9 @@ def test_equals_plain_pytorch_for_any_partition_and_unequal_micro_batches(
 ):
     x, y = images(samples)
     for remat in ("full", "none"):
-        report = step(convolutions, x, y, squared_error, partitions=partitions, micro_batches=micro_batches, remat=remat)
+        report = step(
+            convolutions, x, y, squared_error, partitions=partitions, micro_batches=micro_batches, remat=remat
+        )
         assert_same(report, plain(convolutions, x, y, squared_error), 1e-12)
         assert report["num_samples"] == samples
 
@@ -108,7 +115,9 @@ def test_fewer_micro_batches_than_partitions_completes_with_equal_losses(step, m
 
 def test_a_mini_batch_smaller_than_the_number_of_micro_batches_is_refused_in_one_line():
     pipe = Pipeline(convolutions(), num_micro_batches=4, loss_fn=squared_error)
-    with pytest.raises(ValueError, match=r"^num_micro_batches=4: a mini-batch of 3 samples is too small; use at most 3"):
+    with pytest.raises(
+        ValueError, match=r"^num_micro_batches=4: a mini-batch of 3 samples is too small; use at most 3"
+    ):
         pipe.forward_backward(*images(3))
 
 
@@ -163,9 +172,7 @@ def test_factories_give_the_same_weights_for_every_cut_and_different_ones_per_la
         return [(f"layer{i}", lambda: nn.Linear(4, 4)) for i in range(4)]
 
     x = torch.ones(4, 4)
-    states = [
-        step(make, x, x, squared_error, partitions=partitions, seed=7)["state"] for partitions in (1, 2, 4)
-    ]
+    states = [step(make, x, x, squared_error, partitions=partitions, seed=7)["state"] for partitions in (1, 2, 4)]
     for state in states[1:]:
         assert all(torch.equal(state[key], states[0][key]) for key in states[0])
     weights = [states[0][f"layer{i}.weight"] for i in range(4)]

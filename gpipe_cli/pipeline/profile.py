@@ -1,0 +1,158 @@
+"""What every layer costs: counted on the meta device without computing anything, or measured on the device.
+
+Counting runs the layers on meta tensors, so a network of any size is costed in no memory. Floating-point operations
+follow torch.utils.flop_counter; bytes are those of every operation's inputs and outputs, which is what bounds layers
+such as batch normalisation and pools. Measuring leaves no trace: it works on copies of what it could change.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import FlopCounterMode
+
+from .layers import Layers, named_layers
+from .microbatch import Value, flatten, unflatten
+from .randomness import preserved_generators
+
+# Operations per byte at which a device is as busy computing as moving data. 16 fits one core of a current server CPU
+# (about 80 GFLOP/s against 5 GB/s per core with all cores busy); only the ratio between layers matters for the cut.
+OPERATIONS_PER_BYTE = 16.0
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """Costs of a layer's forward pass on one micro-batch."""
+
+    name: str
+    num_parameters: int
+    num_flops: int
+    num_bytes_moved: int
+    num_bytes_out: int
+
+    @property
+    def work(self) -> float:
+        """Operations plus moved bytes in the same unit: the cost by which a network is cut."""
+        return self.num_flops + OPERATIONS_PER_BYTE * self.num_bytes_moved
+
+
+def count_costs(layers: Layers, sample: Value) -> tuple[LayerCost, ...]:
+    """Costs of every layer for a micro-batch like ``sample``, whose values are not looked at.
+
+    Raises whatever a layer raises that cannot run on meta tensors.
+    """
+    tensors, is_tuple = flatten(sample, "the sample")
+    value = unflatten([tensor.to("meta") for tensor in tensors], is_tuple)
+    costs = []
+    with preserved_generators(torch.device("cpu")), torch.no_grad():
+        for index, layer in enumerate(named_layers(layers)):
+            with torch.device("meta"):
+                module = layer.build(index, 0)
+            # A module that exists already keeps its weights: stand-ins of the same shapes take their place.
+            stand_ins = {
+                name: torch.empty_like(tensor, device="meta")
+                for name, tensor in (*module.named_parameters(), *module.named_buffers())
+            }
+            bytes_moved = _BytesMoved()
+            with FlopCounterMode(display=False) as flops, bytes_moved:
+                value = torch.func.functional_call(module, stand_ins, (value,))
+            out, _ = flatten(value, f"layer {layer.name!r}")
+            costs.append(
+                LayerCost(
+                    layer.name,
+                    sum(parameter.numel() for parameter in module.parameters()),
+                    int(flops.get_total_flops()),
+                    bytes_moved.total,
+                    sum(tensor.nbytes for tensor in out),
+                )
+            )
+    return tuple(costs)
+
+
+def measure_layers(
+    layers: Layers, sample: Value, device: torch.device, num_repeats: int = 3, seed: int = 0
+) -> tuple[float, ...]:
+    """Median seconds of each layer's forward and backward pass on ``sample``, after one warm-up.
+
+    One layer at a time is on the device. Modules given as such keep weights, buffers, gradients, modes and random
+    states.
+    """
+    tensors, is_tuple = flatten(sample, "the sample")
+    values = tuple(tensor.to(device) for tensor in tensors)
+    seconds = []
+    with preserved_generators(device):
+        for index, layer in enumerate(named_layers(layers)):
+            module = layer.build(index, seed)
+            with _untouched(module):
+                module.to(device).train()
+                times = [_time_once(module, values, is_tuple, device) for _ in range(num_repeats + 1)]
+                with torch.no_grad():
+                    values, is_tuple = flatten(module(_copies(values, is_tuple)), f"layer {layer.name!r}")
+            seconds.append(statistics.median(times[1:]))
+    return tuple(seconds)
+
+
+def _copies(values: Sequence[Tensor], is_tuple: bool) -> Value:
+    return unflatten([value.clone() for value in values], is_tuple)
+
+
+def _time_once(module: nn.Module, values: Sequence[Tensor], is_tuple: bool, device: torch.device) -> float:
+    leaves = [value.detach().requires_grad_(value.is_floating_point()) for value in values]
+    entries = _copies(leaves, is_tuple)
+    _synchronise(device)
+    began = time.perf_counter()
+    with torch.enable_grad():
+        out, _ = flatten(module(entries), "the layer")
+        roots = [tensor for tensor in out if tensor.requires_grad]
+        if roots:
+            torch.autograd.backward(roots, [torch.ones_like(tensor) for tensor in roots])
+    _synchronise(device)
+    return time.perf_counter() - began
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _untouched(module: nn.Module) -> Any:
+    gradients = {parameter: parameter.grad for parameter in module.parameters()}
+    buffers = {buffer: buffer.clone() for buffer in module.buffers()}
+    modes = [(child, child.training) for child in module.modules()]
+    for parameter in gradients:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, value in buffers.items():
+                buffer.copy_(value)
+        for child, training in modes:
+            child.training = training
+
+
+class _BytesMoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sums the bytes of the tensors that operations read and write; views move nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.total += sum(item.nbytes for item in tree_iter((args, kwargs, out)) if isinstance(item, Tensor))
+        return out

@@ -1,0 +1,116 @@
+"""Schedules as values: literal orders, and properties proved for many sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gpipe_cli.pipeline import POLICIES, REMAT_MODES, Operation, ScheduleError, make_schedule, validate_schedule
+from gpipe_cli.pipeline.schedule import format_schedule, make_forward_schedule, max_stored_micro_batches, spread
+
+
+def grid(schedule) -> list[str]:
+    return [" ".join(str(op) for op in ops) for ops in schedule.operations]
+
+
+def test_fill_drain_runs_all_forward_passes_then_backward_passes_in_reverse():
+    assert grid(make_schedule(3, 3, "gpipe", "none")) == [
+        "0F0 0F1 0F2 0B2 0B1 0B0",
+        "1F0 1F1 1F2 1B2 1B1 1B0",
+        "2F0 2F1 2F2 2B2 2B1 2B0",
+    ]
+
+
+def test_one_forward_one_backward_starts_backward_passes_early():
+    assert grid(make_schedule(3, 4, "1f1b", "none")) == [
+        "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3",
+        "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3",
+        "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
+    ]
+
+
+def test_full_rematerialization_recomputes_all_but_what_is_still_fresh():
+    assert grid(make_schedule(2, 3, "gpipe", "full")) == [
+        "0F0 0F1 0F2 0B2 0R1 0B1 0R0 0B0",
+        "1F0 1F1 1F2 1B2 1R1 1B1 1R0 1B0",
+    ]
+    assert grid(make_schedule(2, 2, "1f1b", "full")) == ["0F0 0F1 0R0 0B0 0R1 0B1", "1F0 1B0 1F1 1B1"]
+
+
+def test_except_last_spares_the_last_micro_batch():
+    assert grid(make_schedule(2, 2, "1f1b", "except_last")) == ["0F0 0F1 0R0 0B0 0B1", "1F0 1B0 1F1 1B1"]
+    several = "0F0 1F0 0F1 1F1 1B1 {}0B1 1R0 1B0 0R0 0B0"
+    assert grid(make_schedule(2, 2, "gpipe", "except_last", 1)) == [several.format("")]
+    assert grid(make_schedule(2, 2, "gpipe", "full", 1)) == [several.format("0R1 ")]
+
+
+def test_a_rank_with_several_stages_runs_them_in_order_and_back():
+    schedule = make_schedule(4, 2, "gpipe", "none", num_ranks=2)
+    assert schedule.stages_of_rank == ((0, 1), (2, 3))
+    assert grid(schedule)[1] == "2F0 3F0 2F1 3F1 3B1 2B1 3B0 2B0"
+
+
+def test_stages_are_spread_evenly_over_fewer_ranks():
+    assert spread(5, 2) == ((0, 1, 2), (3, 4))
+    with pytest.raises(ValueError, match="num_ranks=6"):
+        spread(5, 6)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("remat", REMAT_MODES)
+def test_every_schedule_up_to_eight_stages_and_64_micro_batches_is_valid(policy, remat):
+    for stages in range(1, 9):
+        for micro_batches in (*range(1, 10), 16, 31, 64):
+            for ranks in {1, (stages + 1) // 2, stages}:
+                validate_schedule(make_schedule(stages, micro_batches, policy, remat, ranks))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3, 8, 64])
+def test_one_forward_one_backward_stores_at_most_as_many_micro_batches_as_stages(micro_batches):
+    for stages in range(1, 9):
+        schedule = make_schedule(stages, micro_batches, "1f1b")
+        assert max(max_stored_micro_batches(schedule, stage) for stage in range(stages)) <= stages
+        fill_drain = make_schedule(stages, micro_batches, "gpipe")
+        assert max_stored_micro_batches(fill_drain, 0) == micro_batches
+
+
+def test_a_forward_schedule_has_every_micro_batch_on_every_stage_once():
+    schedule = make_forward_schedule(3, 2, 2)
+    assert grid(schedule) == ["0F0 1F0 0F1 1F1", "2F0 2F1"]
+
+
+def changed(schedule, rank: int, operations: list[Operation]):
+    everything = list(schedule.operations)
+    everything[rank] = tuple(operations)
+    return dataclasses.replace(schedule, operations=tuple(everything))
+
+
+def test_a_missing_a_doubled_and_a_misplaced_operation_are_found():
+    schedule = make_schedule(2, 2, "gpipe", "none")
+    ops = list(schedule.operations[0])
+    with pytest.raises(ScheduleError, match="operation 0F1 appears 0 times"):
+        validate_schedule(changed(schedule, 0, [ops[0], *ops[2:]]))
+    with pytest.raises(ScheduleError, match="operation 0F0 appears 2 times"):
+        validate_schedule(changed(schedule, 0, [ops[0], *ops]))
+    swapped = dataclasses.replace(schedule, operations=schedule.operations[::-1])
+    with pytest.raises(ScheduleError, match="1F0 runs on rank 0, not its home"):
+        validate_schedule(swapped)
+
+
+def test_a_deadlock_is_shown_in_the_grid():
+    schedule = make_schedule(2, 2, "gpipe", "none")
+    ops = list(schedule.operations[0])
+    with pytest.raises(ScheduleError, match=r"(?s)deadlock: 0B1 on rank 0 never starts.*\[0B1\]"):
+        validate_schedule(changed(schedule, 0, [ops[0], ops[2], ops[1], ops[3]]))
+
+
+def test_messages_that_would_be_taken_for_each_other_are_found():
+    schedule = make_schedule(2, 2, "gpipe", "none")
+    ops = list(schedule.operations[1])
+    with pytest.raises(ScheduleError, match=r"rank 0 sends F of micro-batches \[0, 1\], rank 1 expects \[1, 0\]"):
+        validate_schedule(changed(schedule, 1, [ops[1], ops[0], ops[2], ops[3]]))
+
+
+def test_the_grid_marks_one_operation():
+    assert format_schedule(make_schedule(1, 1), 0, 1) == "rank 0: 0F0 [0B0]"
