@@ -1,0 +1,77 @@
+"""What can be set: the groups and files of `conf/`, and the keys that the config dataclasses declare."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any
+
+import hydra
+import yaml
+from omegaconf import DictConfig, open_dict
+
+from gpipe_cli.config import TrainConfig
+
+CONFIG_PACKAGE = "gpipe_cli.conf"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Composed:
+    """A composed configuration, unresolved, and the choice of every group that led to it. Not to be changed."""
+
+    config: DictConfig
+    choices: dict[str, str | None]
+
+
+@functools.lru_cache(maxsize=256)  # Hydra needs 50 ms for each, and a command asks for the same ones again
+def compose_file(config_name: str, overrides: tuple[str, ...] = ()) -> Composed:
+    """A file of conf/ composed by Hydra."""
+    with hydra.initialize_config_module(CONFIG_PACKAGE, job_name="gpipe", version_base="1.3"):
+        config = hydra.compose(config_name, overrides=list(overrides), return_hydra_config=True)
+    choices = dict(config.hydra.runtime.choices)
+    with open_dict(config):
+        del config["hydra"]
+    return Composed(config=config, choices=choices)
+
+
+@functools.cache
+def group_choices() -> dict[str, tuple[str, ...]]:
+    """Every group of conf/ with the names of its files."""
+    return {
+        folder.name: tuple(
+            sorted(file.name[: -len(".yaml")] for file in folder.iterdir() if file.name.endswith(".yaml"))
+        )
+        for folder in sorted(resources.files(CONFIG_PACKAGE).iterdir(), key=lambda entry: entry.name)
+        if folder.is_dir() and not folder.name.startswith("_")
+    }
+
+
+@functools.cache
+def keys_of_choice(group: str, choice: str) -> frozenset[str]:
+    """Keys of conf/<group>/<choice>.yaml and of the files that its defaults list names."""
+    content = yaml.safe_load((resources.files(CONFIG_PACKAGE) / group / f"{choice}.yaml").read_text(encoding="utf-8"))
+    bases = [base for base in content.pop("defaults", []) if base != "_self_"]
+    return frozenset(content).union(*(keys_of_choice(group, base) for base in bases))
+
+
+def choices_with_key(group: str, key: str) -> tuple[str, ...]:
+    """Choices of a group whose file has the key: those to which the setting applies."""
+    return tuple(choice for choice in group_choices()[group] if key in keys_of_choice(group, choice))
+
+
+def typed_keys(cls: type = TrainConfig, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], object]]:
+    """(dotted key, field, type) of every setting, group by group, whether or not the chosen files have it."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from typed_keys(hints[field.name], f"{prefix}{field.name}.")
+        elif field.name != "command":
+            yield prefix + field.name, field, hints[field.name]
+
+
+def text_keys() -> frozenset[str]:
+    """Keys whose value is any text, such as a path: what Hydra's grammar cannot read is taken as it stands."""
+    return frozenset(key for key, _, hint in typed_keys() if hint in (str, str | None))

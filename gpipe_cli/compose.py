@@ -1,0 +1,156 @@
+"""From command-line words to a checked configuration, through Hydra's compose API: nothing is written anywhere.
+
+Composed twice: first with the group choices alone, which tells what keys exist, then with every setting.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from gpipe_cli.catalogue import (
+    Composed,
+    choices_with_key,
+    compose_file,
+    group_choices,
+    keys_of_choice,
+    text_keys,
+    typed_keys,
+)
+from gpipe_cli.config import TrainConfig, from_hydra
+from gpipe_cli.errors import ConfigError
+from gpipe_cli.fields import did_you_mean
+from gpipe_cli.overrides import Setting, parse_settings
+from gpipe_cli.resume import stored_settings
+
+OPTIONAL_GROUPS = ("recipe", "experiment")  # `null` chooses none
+FREE_FORM = ("model.kwargs", "optimizer.options")  # mappings that take any key: arguments of someone else's function
+
+
+def load(command: str, words: Sequence[str]) -> TrainConfig:
+    """Typed configuration of `command` with the `key=value` words; `resume` brings the settings of its run.
+
+    Raises ConfigError in one line.
+    """
+    composed = compose(command, words)
+    if composed.get("resume") is not None:
+        composed = stored_settings({**composed, "command": command}, parse_settings(words, text_keys()))
+    return from_hydra(command, composed)
+
+
+def compose(command: str, words: Sequence[str]) -> dict[str, Any]:
+    """The composed and resolved configuration as a plain dict; `command` names the root file in conf/."""
+    settings = parse_settings(words, text_keys())
+    groups = group_choices()
+    chosen = {setting.key: _choice(setting, groups[setting.key]) for setting in settings if setting.key in groups}
+    overrides, chosen_only = _choose(command, chosen)
+    known, choices = dict(_dotted(chosen_only.config)), chosen_only.choices
+    for setting in settings:
+        if setting.key not in groups:
+            overrides += _key_overrides(setting, known, choices)
+    _check_one_image_size(settings)
+    try:
+        config = compose_file(command, tuple(overrides)).config
+        composed: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(None, None, f"cannot read the settings: {str(error).splitlines()[0]}") from None
+    _check_belongs(composed, choices)
+    return dict(composed)
+
+
+def resolved_yaml(command: str, words: Sequence[str]) -> str:
+    """The composed configuration as YAML."""
+    return OmegaConf.to_yaml(OmegaConf.create(compose(command, words)))
+
+
+def _choose(command: str, chosen: Mapping[str, str | None]) -> tuple[list[str], Composed]:
+    """Overrides for the groups, with the recipe of the pair, and what they alone compose to."""
+    overrides = [f"{group}={name}" for group, name in chosen.items() if name is not None]
+    composed = compose_file(command, tuple(overrides))
+    pair = f"{composed.choices['dataset']}_{composed.choices['model']}"
+    if "recipe" not in chosen and pair in group_choices()["recipe"]:
+        overrides.append(f"recipe={pair}")
+        composed = compose_file(command, tuple(overrides))
+    return overrides, composed
+
+
+def _choice(setting: Setting, names: tuple[str, ...]) -> str | None:
+    if setting.prefix:
+        raise ConfigError(
+            setting.prefix + setting.key, setting.value, f"write {setting.key}={setting.text}, without the +"
+        )
+    if setting.value is None and setting.key in OPTIONAL_GROUPS:
+        return None
+    if setting.value not in names:
+        problem = f"choose one of {', '.join(names)}{did_you_mean(setting.text, names)}"
+        raise ConfigError(setting.key, setting.value, problem)
+    return str(setting.value)
+
+
+def _key_overrides(setting: Setting, known: Mapping[str, object], choices: Mapping[str, str | None]) -> list[str]:
+    """Hydra overrides for one checked setting. Raises ConfigError for a key that the configuration does not have."""
+    key, shown = setting.key, setting.prefix + setting.key
+    if any(key.startswith(f"{mapping}.") and mapping in known for mapping in FREE_FORM):
+        return [f"++{key}={setting.hydra_text}"]
+    if key in FREE_FORM and key in known:
+        return [f"~{key}", f"++{key}={setting.hydra_text}"]  # replaced, where Hydra would merge
+    if key not in known:
+        raise ConfigError(shown, setting.value, _why_unknown(key, choices))
+    if setting.prefix:
+        raise ConfigError(shown, setting.value, f"the key exists; write {key}={setting.text}, without the +")
+    group, _, name = key.partition(".")
+    if name == "name" and known[key] is not None:  # optimizer=timm leaves its name open
+        raise ConfigError(key, setting.value, f"choose by {group}=NAME, one of {', '.join(group_choices()[group])}")
+    return [f"{key}={setting.hydra_text}"]
+
+
+def _why_unknown(key: str, choices: Mapping[str, str | None]) -> str:
+    all_keys = {typed_key for typed_key, _, _ in typed_keys()}
+    base = next((mapping for mapping in FREE_FORM if key.startswith(f"{mapping}.")), key)
+    group, _, name = base.partition(".")
+    if base in all_keys and group in choices:
+        others = ", ".join(f"{group}={choice}" for choice in choices_with_key(group, name))
+        return f"{group}={choices[group]} does not use it; it belongs to {others}"
+    near = _nearest_key(key, [*sorted(all_keys), *group_choices()])
+    return f"unknown key; did you mean {near}?" if near else "unknown key; gpipe train --help lists the keys"
+
+
+def _nearest_key(key: str, candidates: Sequence[str]) -> str | None:
+    """The key that was meant: its last part without the group, a misspelling of either, or one word of it."""
+    by_name = {candidate.rpartition(".")[2]: candidate for candidate in reversed(candidates)}
+    by_name.update({candidate: candidate for candidate in candidates})
+    name = key.rpartition(".")[2]
+    for word in (key, name):
+        if near := difflib.get_close_matches(word, by_name, n=1, cutoff=0.7):
+            return by_name[near[0]]
+    return next((by_name[known] for known in by_name if name in known.split("_")), None)
+
+
+def _check_one_image_size(settings: Sequence[Setting]) -> None:
+    given = {setting.key: setting.value for setting in settings}
+    if {"image_size", "dataset.image_size"} <= given.keys() and given["image_size"] != given["dataset.image_size"]:
+        size = given["dataset.image_size"]
+        raise ConfigError(
+            "dataset.image_size", size, f"image_size={given['image_size']} says otherwise; give one of them"
+        )
+
+
+def _check_belongs(composed: Mapping[str, Any], choices: Mapping[str, str | None]) -> None:
+    """An experiment or recipe that was written for another choice of a group must not be half ignored."""
+    for group in composed.keys() & group_choices().keys():
+        for name in composed[group].keys() - keys_of_choice(group, str(choices[group])):
+            others = " or ".join(f"{group}={choice}" for choice in choices_with_key(group, name))
+            problem = f"the experiment sets it, but {group}={choices[group]} does not use it; choose {others}, or leave"
+            raise ConfigError(f"{group}.{name}", composed[group][name], f"{problem} the experiment out")
+
+
+def _dotted(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in config.items_ex(resolve=False):
+        yield f"{prefix}{key!s}", value
+        if isinstance(value, DictConfig):
+            yield from _dotted(value, f"{prefix}{key!s}.")
