@@ -1,0 +1,65 @@
+"""What the first rank says and writes while a run goes on: progress, metrics, TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpipe_cli.reporting.jsonl import MetricsWriter
+from gpipe_cli.reporting.progress import Progress
+from gpipe_cli.reporting.tensorboard import TensorBoard
+
+if TYPE_CHECKING:
+    from gpipe_cli.training.metrics import EvalResult
+
+
+class RunReport:
+    """Sends each number to everything that shows or keeps it. `resumed_from`: steps done by an earlier run, or None."""
+
+    def __init__(
+        self, run_dir: Path, *, progress: str, num_steps: int, resumed_from: int | None, tensorboard: bool
+    ) -> None:
+        self._tensorboard = TensorBoard(run_dir) if tensorboard else None
+        self._metrics = MetricsWriter(run_dir / "metrics.jsonl", resumed_from=resumed_from)
+        self._progress = Progress(progress, num_steps, done=resumed_from or 0)
+
+    def step(self, step: int, row: Mapping[str, Any] | None = None) -> None:
+        """A step is done; `row` when its numbers are to be kept."""
+        if row is None:
+            self._progress.update(step)
+            return
+        self._write(row)
+        self._progress.update(step, row["loss"], row["samples_per_s"])
+
+    def evaluation(self, step: int, epoch: int, result: EvalResult) -> None:
+        """The held-out split was evaluated after `step` steps."""
+        self._write(
+            {
+                "step": step,
+                "epoch": epoch,
+                "top1": result.top1,
+                "top5": result.top5,
+                "eval_loss": result.loss,
+                "num_eval": result.num_samples,
+            }
+        )
+        self._progress.message(
+            f"epoch {epoch + 1}: top-1 {100 * result.top1:.2f} %, top-5 {100 * result.top5:.2f} %, "
+            f"loss {result.loss:.4f} on {result.num_samples:,} held-out samples"
+        )
+
+    def message(self, text: str) -> None:
+        """A line for the user."""
+        self._progress.message(text)
+
+    def close(self) -> None:
+        self._progress.close()
+        self._metrics.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        self._metrics.write(row)
+        if self._tensorboard is not None:
+            self._tensorboard.write(row)

@@ -1,0 +1,106 @@
+"""The network that a configuration names, as named layers: the only module that imports the models.
+
+`model=module` takes a user's function. It is the one thing in the configuration that is imported by name, because the
+user names it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpipe_cli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gpipe_cli.config import ModelConfig
+    from gpipe_cli.pipeline import Layers
+
+SMALL_STEM_BELOW = 64  # pixels: the ImageNet stem divides the resolution by eight
+
+
+def build_network(config: ModelConfig, num_classes: int, image_size: int, seed: int) -> Layers:
+    """The layers for `num_classes` classes and square pictures of `image_size` pixels; factories, so nothing is built.
+
+    Raises ConfigError, one line, for a model setting that the network refuses.
+    """
+    if config.name == "module":
+        return _users_network(config, num_classes, image_size, seed)
+    from gpipe_cli.models.amoebanet.network import amoebanet
+
+    stem = config.stem if config.stem != "auto" else "small" if image_size < SMALL_STEM_BELOW else "imagenet"
+    try:
+        layers: Layers = amoebanet(
+            variant=config.variant,
+            num_layers=config.layers,
+            num_filters=config.filters,
+            num_classes=num_classes,
+            stem=stem,
+            dropout=config.dropout,
+            drop_path=config.drop_path,
+            drop_path_by_depth=config.drop_path_by_depth,
+            aux_head=config.aux_head,
+            bn_momentum=config.bn_momentum,
+            bn_eps=config.bn_eps,
+            image_size=image_size,
+        )
+    except ValueError as error:
+        raise ConfigError("model", config.name, str(error)) from error
+    return layers
+
+
+def _users_network(config: ModelConfig, num_classes: int, image_size: int, seed: int) -> Layers:
+    """What `model.factory` returns: an nn.Sequential, or pairs of a name and a factory (or module).
+
+    The function gets `model.kwargs`, and `num_classes` and `image_size` if it has parameters of these names. It runs
+    under the run's seed, so that every rank gets the same modules.
+    """
+    import torch
+
+    factory = _find(str(config.factory))
+    arguments = _arguments(factory, config, {"num_classes": num_classes, "image_size": image_size})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = factory(**arguments)
+    if isinstance(layers, torch.nn.Module) and not isinstance(layers, torch.nn.Sequential):
+        problem = f"returned {type(layers).__name__}; return an nn.Sequential or a list of (name, factory)"
+        raise ConfigError("model.factory", config.factory, problem)
+    result: Layers = layers
+    return result
+
+
+def _find(path: str) -> Callable[..., Any]:
+    module_name, _, name = path.partition(":")
+    # The user's module usually lies where the command is typed, which a console script does not search.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_name
+        if missing == module_name or module_name.startswith(f"{missing}."):
+            problem = f"there is no module {missing} here or installed; run gpipe where it lies, or install it"
+        else:
+            problem = f"importing {module_name} needs the module {missing}, which is not installed"
+        raise ConfigError("model.factory", path, problem) from error
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        names = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+        problem = f"{module_name} has no function {name}; it has {', '.join(names) or 'none'}"
+        raise ConfigError("model.factory", path, problem)
+    found: Callable[..., Any] = factory
+    return found
+
+
+def _arguments(factory: Callable[..., Any], config: ModelConfig, offered: Mapping[str, int]) -> dict[str, Any]:
+    parameters = inspect.signature(factory).parameters
+    arguments = {name: value for name, value in offered.items() if name in parameters} | dict(config.kwargs)
+    try:
+        inspect.signature(factory).bind(**arguments)
+    except TypeError as error:
+        problem = f"{config.factory} does not take these arguments: {error}; it has {', '.join(parameters) or 'none'}"
+        raise ConfigError("model.kwargs", dict(config.kwargs), problem) from error
+    return arguments
