@@ -64,7 +64,8 @@ class Pipeline:
     ``layers``: an nn.Sequential, or pairs of a name and a factory (or a module). A rank builds only its own.
     ``loss_fn(outputs, targets)`` returns the mean over its samples. ``balance``: layers per partition; without it the
     cut minimises the largest partition cost by ``costs`` (one number a layer), or else by parameter counts.
-    ``schedule``: "gpipe", "1f1b" or a :class:`Schedule`. ``remat``: "full", "except_last" or "none".
+    ``schedule``: "gpipe", "1f1b", "interleaved" or a :class:`Schedule`. ``remat``: "full", "except_last", "none", or
+    "auto" with ``kept`` (see :func:`make_schedule`).
     ``autocast``: a dtype such as torch.bfloat16 for mixed precision. ``ties``: groups of full parameter names that are
     one parameter (sharing among modules is found without it). ``groups`` and ``replica`` place this pipeline among
     replicas.
@@ -88,6 +89,7 @@ class Pipeline:
         autocast: torch.dtype | None = None,
         costs: Sequence[float] | None = None,
         ties: Sequence[Sequence[str]] = (),
+        kept: Sequence[int] | None = None,
         groups: ProcessGroups | None = None,
         replica: int = 0,
     ) -> None:
@@ -115,8 +117,8 @@ class Pipeline:
             _check_schedule(schedule, num_partitions, num_micro_batches, self.num_ranks)
             self.schedule = schedule
         else:
-            self.schedule = make_schedule(num_partitions, num_micro_batches, schedule, remat, self.num_ranks)
-        self._forward_schedule = make_forward_schedule(num_partitions, num_micro_batches, self.num_ranks)
+            self.schedule = make_schedule(num_partitions, num_micro_batches, schedule, remat, self.num_ranks, kept)
+        self._forward_schedule = make_forward_schedule(num_micro_batches, self.schedule.stages_of_rank)
 
         ranges = layer_ranges(self.balance)
         own_stages = self.schedule.stages_of_rank[self.position]
@@ -133,7 +135,11 @@ class Pipeline:
         }  # fmt: skip
         rank_of_layer = [self.schedule.rank_of_stage[stage] for stage, members in enumerate(ranges) for _ in members]
         self._ties = gradients.TiedParameters(found_ties, modules, rank_of_layer, self.position, groups, self.device)
-        self._links = make_links(groups, self.position, self.device) if groups is not None else Links()
+        self._links = (
+            make_links(groups, self.position, self.schedule.rank_of_stage, self.device)
+            if groups is not None
+            else Links()
+        )
         self._runtime = Runtime(self._stages, self._links)
         self._target_sender, self._target_receiver = self._target_channel()
         self.num_parameters = self._count_parameters()

@@ -20,7 +20,7 @@ class ActivationMeter:
     def __init__(self, excluded: Iterable[Tensor] = ()) -> None:
         self.live_bytes = 0
         self.peak_bytes = 0
-        self._excluded = {tensor.untyped_storage().data_ptr() for tensor in excluded}
+        self._excluded = {tensor.untyped_storage()._cdata for tensor in excluded}
         self._uses: dict[int, int] = {}
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
@@ -36,7 +36,7 @@ class ActivationMeter:
     def _pack(self, tensor: Tensor) -> _Saved:
         saved = _Saved(tensor)
         storage = tensor.untyped_storage()
-        address, size = storage.data_ptr(), storage.nbytes()
+        address, size = storage._cdata, storage.nbytes()  # not the data pointer: meta tensors have none
         if address not in self._excluded:
             if address not in self._uses:
                 self._uses[address] = 0

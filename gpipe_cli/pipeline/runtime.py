@@ -9,72 +9,66 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from .microbatch import Value, flatten
-from .schedule import Operation, OperationKind, Schedule
+from .schedule import Event, Operation, OperationKind, Schedule, messages
 from .stage import Counters, Ending, Stage
 from .transport import EMPTY, Packet, ProcessGroups, Receiver, Sender
-
-
-@dataclass(frozen=True)
-class Links:
-    """A rank's channels to its neighbours; None at the ends of the pipeline."""
-
-    to_next: Sender | None = None
-    from_next: Receiver | None = None
-    to_previous: Sender | None = None
-    from_previous: Receiver | None = None
-
-    def reap(self) -> None:
-        """Let go of what has been sent."""
-        for sender in (self.to_next, self.to_previous):
-            if sender is not None:
-                sender.reap()
-
-    def flush(self) -> None:
-        """Wait until everything has been sent."""
-        for sender in (self.to_next, self.to_previous):
-            if sender is not None:
-                sender.flush()
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds spent waiting for neighbours so far."""
-        return sum(r.wait_s for r in (self.from_previous, self.from_next) if r is not None)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of tensors sent to neighbours so far."""
-        return sum(s.num_bytes for s in (self.to_previous, self.to_next) if s is not None)
-
 
 FORWARD_CHANNEL, BACKWARD_CHANNEL, TARGET_CHANNEL, TIE_CHANNEL = range(4)
 
 
-def make_links(groups: ProcessGroups, position: int, device: torch.device) -> Links:
-    """Channels of the rank at ``position`` in the pipeline."""
-    ranks = groups.ranks
-    following = ranks[position + 1] if position + 1 < len(ranks) else None
-    before = ranks[position - 1] if position > 0 else None
-    forward, backward, control = groups.forward, groups.backward, groups.control
-    return Links(
-        None if following is None else Sender(following, FORWARD_CHANNEL, forward, control),
-        None if following is None else Receiver(following, BACKWARD_CHANNEL, backward, control, device),
-        None if before is None else Sender(before, BACKWARD_CHANNEL, backward, control),
-        None if before is None else Receiver(before, FORWARD_CHANNEL, forward, control, device),
-    )
-
-
 @dataclass(frozen=True)
-class Event:
-    """When an operation ran, in seconds of time.perf_counter (on a GPU: when it was issued)."""
+class Links:
+    """A rank's channels by the position of the other rank: values travel forward, gradients backward."""
 
-    operation: Operation
-    start_s: float
-    end_s: float
+    send_values: Mapping[int, Sender] = field(default_factory=dict)
+    receive_values: Mapping[int, Receiver] = field(default_factory=dict)
+    send_gradients: Mapping[int, Sender] = field(default_factory=dict)
+    receive_gradients: Mapping[int, Receiver] = field(default_factory=dict)
+
+    @property
+    def _senders(self) -> tuple[Sender, ...]:
+        return (*self.send_values.values(), *self.send_gradients.values())
+
+    def reap(self) -> None:
+        """Let go of what has been sent."""
+        for sender in self._senders:
+            sender.reap()
+
+    def flush(self) -> None:
+        """Wait until everything has been sent."""
+        for sender in self._senders:
+            sender.flush()
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds spent waiting for other ranks so far."""
+        return sum(r.wait_s for r in (*self.receive_values.values(), *self.receive_gradients.values()))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of tensors sent to other ranks so far."""
+        return sum(sender.num_bytes for sender in self._senders)
+
+
+def make_links(groups: ProcessGroups, position: int, rank_of_stage: Sequence[int], device: torch.device) -> Links:
+    """Channels of the rank at ``position`` in the pipeline for stages placed so."""
+    ranks, control = groups.ranks, groups.control
+    pairs = {(a, b) for a, b in pairwise(rank_of_stage) if a != b}  # (from, to) in the forward direction
+    after = sorted(b for a, b in pairs if a == position)
+    before = sorted(a for a, b in pairs if b == position)
+    forward, backward = groups.forward, groups.backward
+    return Links(
+        {peer: Sender(ranks[peer], FORWARD_CHANNEL, forward, control) for peer in after},
+        {peer: Receiver(ranks[peer], FORWARD_CHANNEL, forward, control, device) for peer in before},
+        {peer: Sender(ranks[peer], BACKWARD_CHANNEL, backward, control) for peer in before},
+        {peer: Receiver(ranks[peer], BACKWARD_CHANNEL, backward, control, device) for peer in after},
+    )
 
 
 @dataclass
@@ -107,16 +101,16 @@ class Runtime:
         trace = StepTrace()
         operations = schedule.operations[rank]
         kept = schedule.rematerialized
-        last_stage = schedule.num_stages - 1
+        homes, last_stage = schedule.rank_of_stage, schedule.num_stages - 1
         values: dict[tuple[int, int], Packet] = {}  # (stage, micro-batch) -> its input, handed over in this rank
         gradients: dict[tuple[int, int], Packet] = {}
-        self._expect(schedule, operations, "train")
+        self._expect(schedule, rank, "train")
         for op in operations:
             start = time.perf_counter()
             stage, m = self._stages[op.stage], op.micro_batch
             finish = ending if op.stage == last_stage else None
             if op.kind is OperationKind.FORWARD:
-                packet = self._input(op, micro_batches, values)
+                packet = self._input(op, micro_batches, values, homes)
                 start = time.perf_counter()
                 output = stage.forward(m, packet, (op.stage, m) not in kept, counters, finish)
                 if finish is not None:
@@ -124,7 +118,7 @@ class Runtime:
                     assert loss is not None
                     trace.losses[m] = loss
                 else:
-                    self._pass_on(op, output, values, "train")
+                    self._pass_on(op, output, values, "train", homes)
             elif op.kind is OperationKind.REMATERIALIZE:
                 stage.rematerialize(m, counters, finish)
             else:
@@ -134,15 +128,13 @@ class Runtime:
                 elif op.stage + 1 in self._stages:
                     received = gradients.pop((op.stage, m))
                 else:
-                    assert self._links.from_next is not None
-                    received = self._links.from_next.receive()
+                    received = self._links.receive_gradients[homes[op.stage + 1]].receive()
                 start = time.perf_counter()
                 result = stage.backward(m, received.tensors)
                 if op.stage - 1 in self._stages:
                     gradients[(op.stage - 1, m)] = result
                 elif op.stage > 0:
-                    assert self._links.to_previous is not None
-                    self._links.to_previous.send(("train", m), result)
+                    self._links.send_gradients[homes[op.stage - 1]].send(("train", op.stage - 1, m), result)
             self._links.reap()
             trace.events.append(Event(op, start, time.perf_counter()))
         return trace
@@ -152,32 +144,33 @@ class Runtime:
     ) -> StepTrace:
         """Forward passes only; the last stage's outputs are in the trace."""
         trace = StepTrace()
-        operations = schedule.operations[rank]
+        operations, homes = schedule.operations[rank], schedule.rank_of_stage
         values: dict[tuple[int, int], Packet] = {}
-        self._expect(schedule, operations, "evaluate")
+        self._expect(schedule, rank, "evaluate")
         for op in operations:
-            packet = self._input(op, micro_batches, values)
+            packet = self._input(op, micro_batches, values, homes)
             output = self._stages[op.stage].evaluate(op.micro_batch, packet, counters)
             if op.stage == schedule.num_stages - 1:
                 trace.outputs[op.micro_batch] = output
             else:
-                self._pass_on(op, output, values, "evaluate")
+                self._pass_on(op, output, values, "evaluate", homes)
             self._links.reap()
         return trace
 
-    def _expect(self, schedule: Schedule, operations: Sequence[Operation], mode: str) -> None:
-        first, last = min(self._stages), max(self._stages)
-        if self._links.from_previous is not None:
-            self._links.from_previous.expect(
-                [(mode, op.micro_batch) for op in operations if op.kind is OperationKind.FORWARD and op.stage == first]
-            )
-        if self._links.from_next is not None and schedule.policy != "forward":
-            self._links.from_next.expect(
-                [(mode, op.micro_batch) for op in operations if op.kind is OperationKind.BACKWARD and op.stage == last]
-            )
+    def _expect(self, schedule: Schedule, rank: int, mode: str) -> None:
+        for links, kind in (
+            (self._links.receive_values, OperationKind.FORWARD),
+            (self._links.receive_gradients, OperationKind.BACKWARD),
+        ):
+            for peer, receiver in links.items():
+                receiver.expect([(mode, *message) for message in messages(schedule, peer, rank, kind)])
 
     def _input(
-        self, op: Operation, micro_batches: Sequence[Value | None], values: dict[tuple[int, int], Packet]
+        self,
+        op: Operation,
+        micro_batches: Sequence[Value | None],
+        values: dict[tuple[int, int], Packet],
+        homes: Sequence[int],
     ) -> Packet:
         if op.stage == 0:
             value = micro_batches[op.micro_batch]
@@ -187,12 +180,17 @@ class Runtime:
             return Packet(tensors, is_tuple, (False,) * len(tensors))
         if op.stage - 1 in self._stages:
             return values.pop((op.stage, op.micro_batch))
-        assert self._links.from_previous is not None
-        return self._links.from_previous.receive()
+        return self._links.receive_values[homes[op.stage - 1]].receive()
 
-    def _pass_on(self, op: Operation, output: Packet, values: dict[tuple[int, int], Packet], mode: str) -> None:
+    def _pass_on(
+        self,
+        op: Operation,
+        output: Packet,
+        values: dict[tuple[int, int], Packet],
+        mode: str,
+        homes: Sequence[int],
+    ) -> None:
         if op.stage + 1 in self._stages:
             values[(op.stage + 1, op.micro_batch)] = output
         else:
-            assert self._links.to_next is not None
-            self._links.to_next.send((mode, op.micro_batch), output)
+            self._links.send_values[homes[op.stage + 1]].send((mode, op.stage + 1, op.micro_batch), output)

@@ -98,11 +98,30 @@ def test_same_bits_for_every_cut_number_of_processes_and_rematerialization(step,
 
 def test_schedules_agree_to_rounding(step, assert_same):
     x, y = images(8)
-    a, b = (
-        step(with_batchnorm_and_dropout, x, y, squared_error, partitions=3, micro_batches=4, schedule=schedule)
-        for schedule in ("gpipe", "1f1b")
-    )
+    a, b, c, d = (
+        step(
+            with_batchnorm_and_dropout, x, y, squared_error,
+            partitions=4, micro_batches=4, schedule=schedule, remat=remat, kept=kept, ranks=ranks,
+        )
+        for schedule, remat, kept, ranks in [
+            ("gpipe", "full", None, 4), ("1f1b", "auto", [2, 1, 1, 1], 4),
+            ("interleaved", "full", None, 2), ("interleaved", "none", None, 1),
+        ]
+    )  # fmt: skip
     assert_same(a, b, 1e-12)
+    assert_same(a, c, 1e-12)
+    assert_same(a, d, 1e-12)
+
+
+def evaluate_interleaved() -> dict[str, Any]:
+    pipe = Pipeline(with_batchnorm_and_dropout(), 4, 3, loss_fn=squared_error, schedule="interleaved")
+    return {"outputs": pipe.evaluate(images(7)[0])}
+
+
+def test_evaluation_works_with_interleaved_stages(run_ranks):
+    _, last = run_ranks(2, evaluate_interleaved)
+    expected = with_batchnorm_and_dropout().eval()(images(7)[0])
+    torch.testing.assert_close(last["outputs"], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 3])
@@ -227,8 +246,8 @@ def test_parameters_are_counted_over_all_ranks(step):
         ({"num_partitions": 2, "balance": [3, 4]}, r"balance=\[3, 4\]: sums to 7, the network has 6 layers"),
         ({"num_partitions": 2, "balance": [6]}, r"balance=\[6\]: 1 entries for 2 partitions"),
         ({"num_partitions": 2, "balance": [6, 0]}, r"balance=\[6, 0\]: a partition without layers"),
-        ({"schedule": "fifo"}, "schedule=fifo: choose one of gpipe, 1f1b"),
-        ({"remat": "some"}, "remat=some: choose one of full, except_last, none"),
+        ({"schedule": "fifo"}, "schedule=fifo: choose one of gpipe, 1f1b, interleaved"),
+        ({"remat": "some"}, "remat=some: choose one of full, except_last, none, auto"),
         ({"num_micro_batches": 0}, "num_micro_batches=0"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from gpipe_cli.pipeline import POLICIES, REMAT_MODES, Operation, ScheduleError, make_schedule, validate_schedule
-from gpipe_cli.pipeline.schedule import format_schedule, make_forward_schedule, max_stored_micro_batches, spread
+from gpipe_cli.pipeline.schedule import format_schedule, make_forward_schedule, max_stored_micro_batches, place_stages
 
 
 def grid(schedule) -> list[str]:
@@ -45,6 +45,48 @@ def test_except_last_spares_the_last_micro_batch():
     assert grid(make_schedule(2, 2, "gpipe", "full", 1)) == [several.format("0R1 ")]
 
 
+def test_interleaved_deals_the_stages_and_runs_groups_of_micro_batches_through_them():
+    schedule = make_schedule(4, 4, "interleaved", "none", num_ranks=2)
+    assert schedule.stages_of_rank == ((0, 2), (1, 3))
+    assert grid(schedule) == [
+        "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
+        "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3",
+    ]
+    with pytest.raises(ValueError, match="schedule=interleaved: 3 stages cannot be dealt evenly to 2 ranks"):
+        make_schedule(3, 4, "interleaved", num_ranks=2)
+
+
+def stored_activations(schedule, stage: int) -> int:
+    """Most micro-batches whose activations the stage holds at once."""
+    held, most = set(), 0
+    for op in schedule.operations[schedule.rank_of_stage[stage]]:
+        if op.stage == stage:
+            fresh = op.kind.value == "F" and (stage, op.micro_batch) not in schedule.rematerialized
+            if fresh or op.kind.value == "R":
+                held.add(op.micro_batch)
+            most = max(most, len(held))
+            if op.kind.value == "B":
+                held.discard(op.micro_batch)
+    return most
+
+
+@pytest.mark.parametrize("policy", ["gpipe", "1f1b"])
+def test_automatic_rematerialization_keeps_what_fits_and_recomputes_only_the_rest(policy):
+    for stages, micro_batches in [(1, 4), (2, 8), (4, 8), (3, 7)]:
+        counts = []
+        for kept in range(1, micro_batches + 1):
+            schedule = make_schedule(stages, micro_batches, policy, "auto", kept=[kept] * stages)
+            assert all(stored_activations(schedule, stage) <= kept for stage in range(stages))
+            counts.append(len(schedule.rematerialized))
+        assert counts == sorted(counts, reverse=True)
+        assert counts[0] == len(make_schedule(stages, micro_batches, policy, "full").rematerialized)
+        assert counts[-1] == 0
+    with pytest.raises(ValueError, match=r"kept=\[0\]: give one number of 1 or more for each of the 1 stages"):
+        make_schedule(1, 4, "gpipe", "auto", kept=[0])
+    with pytest.raises(ValueError, match="kept belongs to remat=auto"):
+        make_schedule(1, 4, "gpipe", "auto")
+
+
 def test_a_rank_with_several_stages_runs_them_in_order_and_back():
     schedule = make_schedule(4, 2, "gpipe", "none", num_ranks=2)
     assert schedule.stages_of_rank == ((0, 1), (2, 3))
@@ -52,9 +94,9 @@ def test_a_rank_with_several_stages_runs_them_in_order_and_back():
 
 
 def test_stages_are_spread_evenly_over_fewer_ranks():
-    assert spread(5, 2) == ((0, 1, 2), (3, 4))
+    assert place_stages(5, 2, "gpipe") == ((0, 1, 2), (3, 4))
     with pytest.raises(ValueError, match="num_ranks=6"):
-        spread(5, 6)
+        place_stages(5, 6, "gpipe")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -63,7 +105,11 @@ def test_every_schedule_up_to_eight_stages_and_64_micro_batches_is_valid(policy,
     for stages in range(1, 9):
         for micro_batches in (*range(1, 10), 16, 31, 64):
             for ranks in {1, (stages + 1) // 2, stages}:
-                validate_schedule(make_schedule(stages, micro_batches, policy, remat, ranks))
+                if policy == "interleaved" and stages % ranks:
+                    continue
+                for kept in [None] if remat != "auto" else [[1] * stages, [2] * stages, [micro_batches] * stages]:
+                    schedule = make_schedule(stages, micro_batches, policy, remat, ranks, kept)
+                    validate_schedule(schedule)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3, 8, 64])
@@ -76,8 +122,8 @@ def test_one_forward_one_backward_stores_at_most_as_many_micro_batches_as_stages
 
 
 def test_a_forward_schedule_has_every_micro_batch_on_every_stage_once():
-    schedule = make_forward_schedule(3, 2, 2)
-    assert grid(schedule) == ["0F0 1F0 0F1 1F1", "2F0 2F1"]
+    assert grid(make_forward_schedule(2, ((0, 1), (2,)))) == ["0F0 1F0 0F1 1F1", "2F0 2F1"]
+    assert grid(make_forward_schedule(2, ((0, 2), (1, 3)))) == ["0F0 0F1 2F0 2F1", "1F0 1F1 3F0 3F1"]
 
 
 def changed(schedule, rank: int, operations: list[Operation]):
@@ -108,7 +154,9 @@ def test_a_deadlock_is_shown_in_the_grid():
 def test_messages_that_would_be_taken_for_each_other_are_found():
     schedule = make_schedule(2, 2, "gpipe", "none")
     ops = list(schedule.operations[1])
-    with pytest.raises(ScheduleError, match=r"rank 0 sends F of micro-batches \[0, 1\], rank 1 expects \[1, 0\]"):
+    with pytest.raises(
+        ScheduleError, match=r"rank 0 sends F of .* \[\(1, 0\), \(1, 1\)\], rank 1 expects \[\(1, 1\), \(1, 0\)\]"
+    ):
         validate_schedule(changed(schedule, 1, [ops[1], ops[0], ops[2], ops[3]]))
 
 
