@@ -21,7 +21,7 @@ from .microbatch import Value, flatten, merge, num_samples, split, split_sizes
 from .partition import check_balance, cut, layer_ranges
 from .randomness import preserved_generators
 from .runtime import TARGET_CHANNEL, Links, Runtime, StepTrace, make_links
-from .schedule import Schedule, make_forward_schedule, make_schedule, validate_schedule
+from .schedule import Schedule, make_forward_schedule, make_schedule, stage_weights, validate_schedule
 from .stage import Counters, Stage, StageLayer
 from .transport import Packet, ProcessGroups, Receiver, Sender, make_process_groups
 
@@ -63,7 +63,7 @@ class Pipeline:
 
     ``layers``: an nn.Sequential, or pairs of a name and a factory (or a module). A rank builds only its own.
     ``loss_fn(outputs, targets)`` returns the mean over its samples. ``balance``: layers per partition; without it the
-    cut minimises the largest partition cost by ``costs`` (one number a layer), or else by parameter counts.
+    cut minimises the largest partition's work by ``costs`` (one number a layer), or else by parameter counts.
     ``schedule``: "gpipe", "1f1b", "interleaved" or a :class:`Schedule`. ``remat``: "full", "except_last", "none", or
     "auto" with ``kept`` (see :func:`make_schedule`).
     ``autocast``: a dtype such as torch.bfloat16 for mixed precision. ``ties``: groups of full parameter names that are
@@ -99,16 +99,13 @@ class Pipeline:
         self.seed, self.replica, self.step = seed, replica, 0
         self._loss_fn = loss_fn
         found_ties = find_ties(named, ties)
-        if balance is not None:
-            self.balance = check_balance(balance, len(named), num_partitions)
-        else:
-            self.balance = cut(costs if costs is not None else _parameter_costs(layers), num_partitions)
-
         if groups is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             groups = make_process_groups([range(dist.get_world_size())])
         self._groups = groups
         self.num_ranks = 1 if groups is None else len(groups.ranks)
         self.position = 0 if groups is None else groups.ranks.index(dist.get_rank())
+        if num_partitions > len(named):
+            cut([1.0] * len(named), num_partitions)  # says what is allowed
         if self.num_ranks > num_partitions:
             raise ValueError(
                 f"num_partitions={num_partitions}: {self.num_ranks} processes need at least as many partitions"
@@ -118,6 +115,11 @@ class Pipeline:
             self.schedule = schedule
         else:
             self.schedule = make_schedule(num_partitions, num_micro_batches, schedule, remat, self.num_ranks, kept)
+        if balance is not None:
+            self.balance = check_balance(balance, len(named), num_partitions)
+        else:
+            layer_costs = costs if costs is not None else _parameter_costs(layers)
+            self.balance = cut(layer_costs, num_partitions, stage_weights(self.schedule))
         self._forward_schedule = make_forward_schedule(num_micro_batches, self.schedule.stages_of_rank)
 
         ranges = layer_ranges(self.balance)

@@ -7,15 +7,17 @@ section 2.2, minimises the variance of the costs, which is a stand-in for the sa
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 
 
-def cut(costs: Sequence[float], num_partitions: int) -> tuple[int, ...]:
+def cut(costs: Sequence[float], num_partitions: int, weights: Sequence[float] | None = None) -> tuple[int, ...]:
     """Number of layers per partition: contiguous, in order, none empty, the largest summed cost minimal.
 
-    Dynamic programming over (partitions, layers) with a binary search for the last cut: O(K L log L).
-    Raises ValueError for more partitions than layers, or costs that are negative or not finite.
+    ``weights``: how often a partition does its layers' work, relative to the others (a last stage that recomputes
+    nothing can host more). Dynamic programming over (partitions, layers) with a binary search for the last cut:
+    O(K L log L) unless the weights of the first partitions differ, then O(K L^2). Raises ValueError for more
+    partitions than layers, or costs that are negative or not finite.
     """
     num_layers = len(costs)
     if not 1 <= num_partitions <= num_layers:
@@ -25,23 +27,30 @@ def cut(costs: Sequence[float], num_partitions: int) -> tuple[int, ...]:
     for index, cost in enumerate(costs):
         if not (math.isfinite(cost) and cost >= 0):
             raise ValueError(f"cost of layer {index} is {cost}: costs must be finite and not negative")
+    factors = [1.0] * num_partitions if weights is None else list(weights)
     total = [0.0, *accumulate(float(cost) for cost in costs)]
-    best = total[:]  # best[i]: smallest possible largest cost of the first i layers in k partitions
+    # best[i]: smallest possible largest cost of the first i layers in k partitions
+    best = [factors[0] * cost for cost in total]
     last_cuts: list[list[int]] = []
     for k in range(2, num_partitions + 1):
+        factor = factors[k - 1]
+        # With equal weights so far, best[j] grows with j while the last partition's cost shrinks: the optimum lies
+        # where they cross. With unequal ones every place for the last cut is tried.
+        crossing = len(set(factors[: k - 1])) == 1
         extended = [math.inf] * (num_layers + 1)
         last_cut = [0] * (num_layers + 1)
         for i in range(k, num_layers + 1):
-            # best[j] grows with j and the last partition's cost shrinks: the optimum lies where they cross.
-            low, high = k - 1, i - 1
-            while low < high:
-                middle = (low + high) // 2
-                if best[middle] >= total[i] - total[middle]:
-                    high = middle
-                else:
-                    low = middle + 1
-            candidates = [j for j in (low - 1, low) if j >= k - 1]
-            value, j = min((max(best[j], total[i] - total[j]), j) for j in candidates)
+            candidates: Iterable[int] = range(k - 1, i)
+            if crossing:
+                low, high = k - 1, i - 1
+                while low < high:
+                    middle = (low + high) // 2
+                    if best[middle] >= factor * (total[i] - total[middle]):
+                        high = middle
+                    else:
+                        low = middle + 1
+                candidates = range(max(k - 1, low - 1), low + 1)
+            value, j = min((max(best[j], factor * (total[i] - total[j])), j) for j in candidates)
             extended[i], last_cut[i] = value, j
         best = extended
         last_cuts.append(last_cut)

@@ -348,6 +348,19 @@ def messages(schedule: Schedule, sender: int, receiver: int, kind: OperationKind
     ]
 
 
+def stage_weights(schedule: Schedule) -> tuple[float, ...]:
+    """Each stage's work in a mini-batch relative to a stage that recomputes nothing.
+
+    A backward pass counts as two forward passes: it computes the gradients of inputs and of weights.
+    """
+    unit = {F: 1, R: 1, B: 2}
+    work = Counter[int]()
+    for ops in schedule.operations:
+        for op in ops:
+            work[op.stage] += unit[op.kind]
+    return tuple(work[stage] / (3 * schedule.num_micro_batches) for stage in range(schedule.num_stages))
+
+
 def max_stored_micro_batches(schedule: Schedule, stage: int) -> int:
     """Largest number of micro-batches between forward and backward pass on ``stage`` at any time."""
     stored = most = 0

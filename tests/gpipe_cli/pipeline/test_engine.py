@@ -256,6 +256,17 @@ def test_impossible_arguments_are_named_in_one_line(arguments, message):
         Pipeline(convolutions(), loss_fn=squared_error, **arguments)
 
 
+def balance_in_two_processes(remat: str) -> dict[str, Any]:
+    layers = [(f"layer{i}", nn.Identity) for i in range(14)]
+    pipe = Pipeline(layers, 2, 8, loss_fn=squared_error, costs=[1.0] * 14, schedule="1f1b", remat=remat)
+    return {"balance": list(pipe.balance)}
+
+
+def test_a_stage_that_recomputes_nothing_gets_more_layers(run_ranks):
+    assert run_ranks(2, balance_in_two_processes, "full") == [{"balance": [6, 8]}] * 2
+    assert run_ranks(2, balance_in_two_processes, "none") == [{"balance": [7, 7]}] * 2
+
+
 def test_a_loss_that_is_no_scalar_is_refused():
     pipe = Pipeline(convolutions(), loss_fn=lambda o, t: (o - t).square())
     with pytest.raises(TypeError, match="loss_fn returned a tensor of shape"):

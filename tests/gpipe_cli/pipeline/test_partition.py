@@ -12,15 +12,15 @@ from gpipe_cli.pipeline import cut
 from gpipe_cli.pipeline.partition import layer_ranges
 
 
-def best_by_trying_everything(costs: list[float], partitions: int) -> float:
+def best_by_trying_everything(costs: list[float], partitions: int, weights: list[float]) -> float:
     return min(
-        max(sum(costs[a:b]) for a, b in itertools.pairwise((0, *cuts, len(costs))))
+        max(w * sum(costs[a:b]) for w, (a, b) in zip(weights, itertools.pairwise((0, *cuts, len(costs))), strict=True))
         for cuts in itertools.combinations(range(1, len(costs)), partitions - 1)
     )
 
 
-def largest(costs: list[float], balance: tuple[int, ...]) -> float:
-    return max(sum(costs[r.start : r.stop]) for r in layer_ranges(balance))
+def largest(costs: list[float], balance: tuple[int, ...], weights: list[float]) -> float:
+    return max(w * sum(costs[r.start : r.stop]) for w, r in zip(weights, layer_ranges(balance), strict=True))
 
 
 def test_no_cut_has_a_smaller_largest_partition():
@@ -28,7 +28,9 @@ def test_no_cut_has_a_smaller_largest_partition():
     for _ in range(200):
         costs = [generator.choice([0, 1, 2, 5, generator.random() * 9]) for _ in range(generator.randint(1, 9))]
         for partitions in range(1, len(costs) + 1):
-            assert largest(costs, cut(costs, partitions)) == pytest.approx(best_by_trying_everything(costs, partitions))
+            for weights in ([1.0] * partitions, [generator.choice([1.0, 4 / 3, 0.5]) for _ in range(partitions)]):
+                best = best_by_trying_everything(costs, partitions, weights)
+                assert largest(costs, cut(costs, partitions, weights), weights) == pytest.approx(best)
 
 
 def test_every_layer_belongs_to_exactly_one_partition_and_none_is_empty():

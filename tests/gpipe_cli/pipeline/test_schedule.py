@@ -7,7 +7,13 @@ import dataclasses
 import pytest
 
 from gpipe_cli.pipeline import POLICIES, REMAT_MODES, Operation, ScheduleError, make_schedule, validate_schedule
-from gpipe_cli.pipeline.schedule import format_schedule, make_forward_schedule, max_stored_micro_batches, place_stages
+from gpipe_cli.pipeline.schedule import (
+    format_schedule,
+    make_forward_schedule,
+    max_stored_micro_batches,
+    place_stages,
+    stage_weights,
+)
 
 
 def grid(schedule) -> list[str]:
@@ -162,3 +168,9 @@ def test_messages_that_would_be_taken_for_each_other_are_found():
 
 def test_the_grid_marks_one_operation():
     assert format_schedule(make_schedule(1, 1), 0, 1) == "rank 0: 0F0 [0B0]"
+
+
+def test_a_stage_weighs_what_the_schedule_lets_it_do():
+    assert stage_weights(make_schedule(2, 4, "gpipe", "none")) == (1.0, 1.0)
+    assert stage_weights(make_schedule(2, 4, "1f1b", "full")) == (16 / 12, 1.0)
+    assert stage_weights(make_schedule(2, 4, "gpipe", "full")) == (15 / 12, 15 / 12)
