@@ -1,0 +1,156 @@
+"""Any tree of class folders: <root>/train/<class>/…/<picture> and <root>/val/<class>/…/<picture>.
+
+The training split's folder names, sorted, are labels 0, 1, …, for both splits: a held-out split that lacks a class
+keeps the numbers of the others, and one with a class of its own is refused. ImageNet in its usual unpacked form is read
+by this module too.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from gpipe_cli.data.images import read_picture
+from gpipe_cli.data.info import DataInfo
+from gpipe_cli.errors import ConfigError
+
+PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+EVAL_FOLDERS = ("val", "valid", "validation", "test")  # in this order, for eval_split=auto
+# Decoded pictures are kept when a whole split fits: 50,000 of 32x32 take 154 MB and then load three times as fast.
+CACHE_LIMIT_BYTES = 256 * 2**20
+
+
+class ClassFolder(Dataset[tuple[Image.Image | torch.Tensor, int]]):
+    """Pictures of one split: items (picture, label); the picture is RGB, or a uint8 tensor (3, H, W) from the cache.
+
+    `root` holds a folder for each of `classes`, or lacks some; pictures are sorted by class and path. An item raises
+    DataError with the path when its file cannot be decoded.
+    """
+
+    def __init__(self, root: Path, classes: tuple[str, ...]) -> None:
+        self.root, self.classes = root, classes
+        self.paths: list[str] = []
+        self.labels: list[int] = []
+        for label, name in enumerate(classes):
+            found = picture_paths(root / name)
+            self.paths += found
+            self.labels += [label] * len(found)
+        self._cache = _PixelCache.for_pictures(self.paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image | torch.Tensor, int]:
+        label = self.labels[index]
+        if self._cache is None:
+            return read_picture(self.paths[index]), label
+        pixels = self._cache.get(index)
+        if pixels is None:
+            picture = read_picture(self.paths[index])
+            if not self._cache.put(index, picture):
+                return picture, label
+            pixels = self._cache.get(index)
+            assert pixels is not None
+        return pixels, label
+
+
+class _PixelCache:
+    """Decoded pictures of one size, in memory that forked worker processes share.
+
+    An anonymous mapping is not limited by the size of /dev/shm. No lock is needed: within an epoch an index is handled
+    by one process only, and the workers of the next epoch are forked later.
+    """
+
+    def __init__(self, num_pictures: int, height: int, width: int) -> None:
+        self.height, self.width = height, width
+        size = height * width * 3
+        memory = np.frombuffer(mmap.mmap(-1, num_pictures * (size + 1)), dtype=np.uint8)
+        self._filled = memory[:num_pictures]
+        self._pixels = memory[num_pictures:].reshape(num_pictures, height, width, 3)
+        self._tensors = torch.from_numpy(self._pixels).permute(0, 3, 1, 2)
+
+    @classmethod
+    def for_pictures(cls, paths: list[str]) -> _PixelCache | None:
+        """A cache for pictures of the first one's size, or None when that is unknown or too much memory."""
+        try:
+            with Image.open(paths[0]) as first:  # reads the header only
+                width, height = first.size
+        except Exception:  # a bad file is reported when it is loaded, with its path
+            return None
+        return cls(len(paths), height, width) if len(paths) * height * width * 3 <= CACHE_LIMIT_BYTES else None
+
+    def get(self, index: int) -> torch.Tensor | None:
+        return self._tensors[index] if self._filled[index] else None
+
+    def put(self, index: int, picture: Image.Image) -> bool:
+        if picture.size != (self.width, self.height):
+            return False
+        self._pixels[index] = np.asarray(picture)
+        self._filled[index] = 1
+        return True
+
+
+def folder_info(name: str, train_root: Path, eval_root: Path) -> DataInfo:
+    """Scan both splits. Raises ConfigError, naming the folder, when the tree cannot be trained on."""
+    classes = class_names(train_root)
+    if not classes:
+        raise ConfigError("dataset.path", train_root, _no_classes(train_root))
+    num_by_class = {label: len(picture_paths(train_root / label)) for label in classes}
+    if empty := [label for label, number in num_by_class.items() if number == 0]:
+        problem = f"no pictures in the class folders {_some(empty)}; pictures end in {' '.join(PICTURE_SUFFIXES)}"
+        raise ConfigError("dataset.path", train_root, problem)
+    eval_classes = class_names(eval_root)
+    if unknown := sorted(set(eval_classes) - set(classes)):
+        problem = f"class {_some(unknown)} is not in the training split, whose classes are {_some(classes)}"
+        raise ConfigError("dataset.path", eval_root, f"{problem}; remove the folder or train on that class too")
+    num_eval = sum(len(picture_paths(eval_root / label)) for label in eval_classes)
+    if num_eval == 0:
+        raise ConfigError("dataset.path", eval_root, _no_classes(eval_root) if not eval_classes else "no pictures")
+    return DataInfo(name, sum(num_by_class.values()), num_eval, classes)
+
+
+def split_folder(path: str, split: str, *, train_split: str, eval_split: str) -> Path:
+    """Folder of a split. Raises ConfigError when it is missing, saying which folders are there."""
+    root = Path(path).expanduser()
+    if not root.is_dir():
+        problem = "a file, not a folder" if root.exists() else "no such folder"
+        raise ConfigError("dataset.path", path, f"{problem}; name the one that holds {train_split}/")
+    key, name = ("dataset.train_split", train_split) if split == "train" else ("dataset.eval_split", eval_split)
+    candidates = EVAL_FOLDERS if split == "eval" and name == "auto" else (name,)
+    for candidate in candidates:
+        if (root / candidate).is_dir():
+            return root / candidate
+    there = class_names(root)
+    problem = f"no folder {' or '.join(f'{candidate}/' for candidate in candidates)} in {root}"
+    raise ConfigError(key, name, f"{problem}; there is {_some(there)}" if there else f"{problem}, it has no folders")
+
+
+def class_names(root: Path) -> tuple[str, ...]:
+    """Sorted names of the folders in `root`; hidden ones (.ipynb_checkpoints) are no classes."""
+    with os.scandir(root) as entries:
+        return tuple(sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")))
+
+
+def picture_paths(root: Path) -> list[str]:
+    """Sorted paths of all pictures below `root`, by their suffix; none when `root` does not exist."""
+    found = []
+    for folder, _, names in os.walk(root, followlinks=True):
+        pictures = [name for name in names if name.lower().endswith(PICTURE_SUFFIXES)]
+        # Hidden files are no pictures: archives from macOS hold a "._name.jpg" beside each name.jpg.
+        found += [os.path.join(folder, name) for name in pictures if not name.startswith(".")]
+    return sorted(found)
+
+
+def _no_classes(root: Path) -> str:
+    loose = any(name.lower().endswith(PICTURE_SUFFIXES) for name in os.listdir(root))
+    return "pictures lie outside class folders; move them to <class>/" if loose else "no class folders with pictures"
+
+
+def _some(names: tuple[str, ...] | list[str]) -> str:
+    return ", ".join(names[:5]) + (f", … ({len(names)} in all)" if len(names) > 5 else "")
