@@ -13,7 +13,7 @@ import hydra
 import yaml
 from omegaconf import DictConfig, open_dict
 
-from gpipe_cli.config import TrainConfig
+from gpipe_cli.config import TrainConfig, config_class
 
 CONFIG_PACKAGE = "gpipe_cli.conf"
 
@@ -38,8 +38,15 @@ def compose_file(config_name: str, overrides: tuple[str, ...] = ()) -> Composed:
 
 
 @functools.cache
-def group_choices() -> dict[str, tuple[str, ...]]:
-    """Every group of conf/ with the names of its files."""
+def group_choices(command: str = "train") -> dict[str, tuple[str, ...]]:
+    """The groups that the root file of `command` has, each with the names of its files in conf/."""
+    root = yaml.safe_load((resources.files(CONFIG_PACKAGE) / f"{command}.yaml").read_text(encoding="utf-8"))
+    own = {group for entry in root.get("defaults", []) if isinstance(entry, dict) for group in entry}
+    return {group: choices for group, choices in _all_groups().items() if group in own}
+
+
+@functools.cache
+def _all_groups() -> dict[str, tuple[str, ...]]:
     return {
         folder.name: tuple(
             sorted(file.name[: -len(".yaml")] for file in folder.iterdir() if file.name.endswith(".yaml"))
@@ -59,7 +66,7 @@ def keys_of_choice(group: str, choice: str) -> frozenset[str]:
 
 def choices_with_key(group: str, key: str) -> tuple[str, ...]:
     """Choices of a group whose file has the key: those to which the setting applies."""
-    return tuple(choice for choice in group_choices()[group] if key in keys_of_choice(group, choice))
+    return tuple(choice for choice in _all_groups()[group] if key in keys_of_choice(group, choice))
 
 
 def typed_keys(cls: type = TrainConfig, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], object]]:
@@ -72,6 +79,6 @@ def typed_keys(cls: type = TrainConfig, prefix: str = "") -> Iterator[tuple[str,
             yield prefix + field.name, field, hints[field.name]
 
 
-def text_keys() -> frozenset[str]:
+def text_keys(command: str = "train") -> frozenset[str]:
     """Keys whose value is any text, such as a path: what Hydra's grammar cannot read is taken as it stands."""
-    return frozenset(key for key, _, hint in typed_keys() if hint in (str, str | None))
+    return frozenset(key for key, _, hint in typed_keys(config_class(command)) if hint in (str, str | None))

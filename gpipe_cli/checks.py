@@ -15,7 +15,7 @@ SMALLEST_IMAGE = 8  # what models/amoebanet accepts: its reductions still have a
 def check_together(config: TrainConfig) -> None:
     """Raises ConfigError for the first pair of settings in conflict."""
     _check_pipeline(config)
-    _check_model(config.model, config.image_size)
+    check_model(config.model, config.image_size)
     _check_training(config)
 
 
@@ -48,7 +48,8 @@ def _check_pipeline(config: TrainConfig) -> None:
         )
 
 
-def _check_model(model: ModelConfig, image_size: int) -> None:
+def check_model(model: ModelConfig, image_size: int) -> None:
+    """Raises ConfigError for a network that its settings, or the size of its input, rule out."""
     if model.name == "module":
         if model.factory is None:
             raise ConfigError("model.factory", None, "model=module needs model.factory=package.module:function")

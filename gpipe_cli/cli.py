@@ -12,13 +12,10 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn
 
 from gpipe_cli import __version__
 from gpipe_cli.errors import ConfigError, GpipeError
-
-if TYPE_CHECKING:
-    from gpipe_cli.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +26,7 @@ class Command:
     summary: str
     module: str
     examples: tuple[tuple[str, str], ...]  # (arguments, what they do)
+    notes: tuple[str, ...] = ()  # what else its help says
 
 
 COMMANDS = (
@@ -40,6 +38,30 @@ COMMANDS = (
             ("model=amoebanet partitions=4", "AmoebaNet on the built-in digits, cut into 4 parts, a process each"),
             ("dataset=folder dataset.path=photos image_size=96 epochs=30", "your pictures, a folder for each class"),
             ("-m partitions=1,2 remat=full,none", "a sweep: four runs, one after another"),
+        ),
+    ),
+    Command(
+        name="bench",
+        summary="measure speed and memory on this machine, beside other ways to train",
+        module="gpipe_cli.commands.bench",
+        examples=(
+            ("", "a small AmoebaNet-D, twelve rows: about two minutes on two cores"),
+            ("partitions=[1,2,4] remat=none baseline=torch trace=true", "your own grid, with timelines"),
+            ("suite=table2", "the paper's table 2, where there are accelerators for it"),
+        ),
+        notes=(
+            "exit codes: 0 all rows measured, but for those that cannot be (a line says why); 1 a row failed or ran "
+            "out of memory; 2 refused, or no row can be measured",
+        ),
+    ),
+    Command(
+        name="plan",
+        summary="predict memory and speed on other hardware",
+        module="gpipe_cli.commands.plan",
+        examples=(
+            ("model=amoebanet_d hardware=p40 partitions=4 micro_batches=32", "stage by stage: memory, time, bubble"),
+            ("model=amoebanet_b image_size=480 hardware=a100", "the fastest K and M that fit 8 such cards"),
+            ("suite=table1", "every column of the paper's table 1, predicted beside reported"),
         ),
     ),
 )
@@ -113,7 +135,7 @@ def _run(command: Command, arguments: list[str]) -> int:
     return int(importlib.import_module(command.module).run(config))
 
 
-def _load(command: Command, words: list[str], *, sweep: bool) -> list[tuple[list[str], TrainConfig]]:
+def _load(command: Command, words: list[str], *, sweep: bool) -> list[tuple[list[str], Any]]:
     """The words and the checked configuration of every job: a sweep with one bad job starts none."""
     from gpipe_cli.compose import load
 
@@ -121,7 +143,7 @@ def _load(command: Command, words: list[str], *, sweep: bool) -> list[tuple[list
         return [(words, load(command.name, words))]
     from gpipe_cli.sweep import check_sweep, sweep_jobs
 
-    jobs = [(job, load(command.name, job)) for job in sweep_jobs(words)]
+    jobs = [(job, load(command.name, job)) for job in sweep_jobs(words, command.name)]
     check_sweep([config for _, config in jobs])
     return jobs
 

@@ -5,6 +5,7 @@ Composed twice: first with the group choices alone, which tells what keys exist,
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -22,45 +23,47 @@ from gpipe_cli.catalogue import (
     text_keys,
     typed_keys,
 )
-from gpipe_cli.config import TrainConfig, from_hydra
+from gpipe_cli.config import config_class, from_hydra
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.fields import did_you_mean
 from gpipe_cli.overrides import Setting, parse_settings
-from gpipe_cli.resume import stored_settings
+from gpipe_cli.resume import choices_of_run, stored_settings
 
-OPTIONAL_GROUPS = ("recipe", "experiment")  # `null` chooses none
+OPTIONAL_GROUPS = ("recipe", "experiment", "suite")  # `null` chooses none
 FREE_FORM = ("model.kwargs", "optimizer.options")  # mappings that take any key: arguments of someone else's function
 
 
-def load(command: str, words: Sequence[str]) -> TrainConfig:
+def load(command: str, words: Sequence[str]) -> Any:
     """Typed configuration of `command` with the `key=value` words; `resume` brings the settings of its run.
 
     Raises ConfigError in one line.
     """
-    composed = compose(command, words)
+    settings = parse_settings(words, text_keys(command))
+    composed = compose(command, [*choices_of_run(settings), *words])
     if composed.get("resume") is not None:
-        composed = stored_settings({**composed, "command": command}, parse_settings(words, text_keys()))
+        composed = stored_settings({**composed, "command": command}, settings)
     return from_hydra(command, composed)
 
 
 def compose(command: str, words: Sequence[str]) -> dict[str, Any]:
     """The composed and resolved configuration as a plain dict; `command` names the root file in conf/."""
-    settings = parse_settings(words, text_keys())
-    groups = group_choices()
+    settings = parse_settings(words, text_keys(command))
+    groups = group_choices(command)
     chosen = {setting.key: _choice(setting, groups[setting.key]) for setting in settings if setting.key in groups}
     overrides, chosen_only = _choose(command, chosen)
-    known, choices = dict(_dotted(chosen_only.config)), chosen_only.choices
+    choices = chosen_only.choices
+    known = _own_keys(command, dict(_dotted(chosen_only.config)))
     for setting in settings:
         if setting.key not in groups:
-            overrides += _key_overrides(setting, known, choices)
+            overrides += _key_overrides(command, setting, known, choices)
     _check_one_image_size(settings)
     try:
         config = compose_file(command, tuple(overrides)).config
         composed: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(None, None, f"cannot read the settings: {str(error).splitlines()[0]}") from None
-    _check_belongs(composed, choices)
-    return dict(composed)
+    _check_belongs(command, composed, choices)
+    return _own_keys(command, composed)
 
 
 def resolved_yaml(command: str, words: Sequence[str]) -> str:
@@ -72,8 +75,8 @@ def _choose(command: str, chosen: Mapping[str, str | None]) -> tuple[list[str], 
     """Overrides for the groups, with the recipe of the pair, and what they alone compose to."""
     overrides = [f"{group}={name}" for group, name in chosen.items() if name is not None]
     composed = compose_file(command, tuple(overrides))
-    pair = f"{composed.choices['dataset']}_{composed.choices['model']}"
-    if "recipe" not in chosen and pair in group_choices()["recipe"]:
+    pair = f"{composed.choices.get('dataset')}_{composed.choices['model']}"
+    if "recipe" not in chosen and pair in group_choices(command).get("recipe", ()):
         overrides.append(f"recipe={pair}")
         composed = compose_file(command, tuple(overrides))
     return overrides, composed
@@ -92,7 +95,9 @@ def _choice(setting: Setting, names: tuple[str, ...]) -> str | None:
     return str(setting.value)
 
 
-def _key_overrides(setting: Setting, known: Mapping[str, object], choices: Mapping[str, str | None]) -> list[str]:
+def _key_overrides(
+    command: str, setting: Setting, known: Mapping[str, object], choices: Mapping[str, str | None]
+) -> list[str]:
     """Hydra overrides for one checked setting. Raises ConfigError for a key that the configuration does not have."""
     key, shown = setting.key, setting.prefix + setting.key
     if any(key.startswith(f"{mapping}.") and mapping in known for mapping in FREE_FORM):
@@ -100,24 +105,25 @@ def _key_overrides(setting: Setting, known: Mapping[str, object], choices: Mappi
     if key in FREE_FORM and key in known:
         return [f"~{key}", f"++{key}={setting.hydra_text}"]  # replaced, where Hydra would merge
     if key not in known:
-        raise ConfigError(shown, setting.value, _why_unknown(key, choices))
+        raise ConfigError(shown, setting.value, _why_unknown(command, key, choices))
     if setting.prefix:
         raise ConfigError(shown, setting.value, f"the key exists; write {key}={setting.text}, without the +")
     group, _, name = key.partition(".")
     if name == "name" and known[key] is not None:  # optimizer=timm leaves its name open
-        raise ConfigError(key, setting.value, f"choose by {group}=NAME, one of {', '.join(group_choices()[group])}")
+        names = ", ".join(group_choices(command)[group])
+        raise ConfigError(key, setting.value, f"choose by {group}=NAME, one of {names}")
     return [f"{key}={setting.hydra_text}"]
 
 
-def _why_unknown(key: str, choices: Mapping[str, str | None]) -> str:
-    all_keys = {typed_key for typed_key, _, _ in typed_keys()}
+def _why_unknown(command: str, key: str, choices: Mapping[str, str | None]) -> str:
+    all_keys = {typed_key for typed_key, _, _ in typed_keys(config_class(command))}
     base = next((mapping for mapping in FREE_FORM if key.startswith(f"{mapping}.")), key)
     group, _, name = base.partition(".")
     if base in all_keys and group in choices:
         others = ", ".join(f"{group}={choice}" for choice in choices_with_key(group, name))
         return f"{group}={choices[group]} does not use it; it belongs to {others}"
-    near = _nearest_key(key, [*sorted(all_keys), *group_choices()])
-    return f"unknown key; did you mean {near}?" if near else "unknown key; gpipe train --help lists the keys"
+    near = _nearest_key(key, [*sorted(all_keys), *group_choices(command)])
+    return f"unknown key; did you mean {near}?" if near else f"unknown key; gpipe {command} --help lists the keys"
 
 
 def _nearest_key(key: str, candidates: Sequence[str]) -> str | None:
@@ -140,13 +146,21 @@ def _check_one_image_size(settings: Sequence[Setting]) -> None:
         )
 
 
-def _check_belongs(composed: Mapping[str, Any], choices: Mapping[str, str | None]) -> None:
+def _check_belongs(command: str, composed: Mapping[str, Any], choices: Mapping[str, str | None]) -> None:
     """An experiment or recipe that was written for another choice of a group must not be half ignored."""
-    for group in composed.keys() & group_choices().keys():
+    for group in composed.keys() & group_choices(command).keys():
+        if not isinstance(composed[group], Mapping):  # a suite only says its name
+            continue
         for name in composed[group].keys() - keys_of_choice(group, str(choices[group])):
             others = " or ".join(f"{group}={choice}" for choice in choices_with_key(group, name))
             problem = f"the experiment sets it, but {group}={choices[group]} does not use it; choose {others}, or leave"
             raise ConfigError(f"{group}.{name}", composed[group][name], f"{problem} the experiment out")
+
+
+def _own_keys(command: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Commands share the suites: of what a suite sets at the top level, a command takes the keys that it has."""
+    own = {field.name for field in dataclasses.fields(config_class(command))}
+    return {key: value for key, value in values.items() if key.partition(".")[0] in own}
 
 
 def _dotted(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -134,7 +134,20 @@ class TrainConfig:
     log_every: int = setting("steps between lines of metrics.jsonl", at_least=1)
 
 
-def from_hydra(command: str, composed: Mapping[str, Any]) -> TrainConfig:
+def config_class(command: str) -> type:
+    """The dataclass of a command's settings."""
+    if command == "bench":
+        from gpipe_cli.config_bench import BenchConfig
+
+        return BenchConfig
+    if command == "plan":
+        from gpipe_cli.config_plan import PlanConfig
+
+        return PlanConfig
+    return TrainConfig
+
+
+def from_hydra(command: str, composed: Mapping[str, Any]) -> Any:
     """Typed and checked settings of `command` from the composed configuration (a plain mapping or a DictConfig).
 
     Raises ConfigError, one line, for a wrong type, a value out of bounds and a combination that cannot work.
@@ -143,6 +156,10 @@ def from_hydra(command: str, composed: Mapping[str, Any]) -> TrainConfig:
         from omegaconf import OmegaConf
 
         composed = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
-    config = read(TrainConfig, {**composed, "command": command})
-    check_together(config)
+    config: Any = read(config_class(command), {**composed, "command": command})
+    check: Any = getattr(config, "check", None)
+    if check is not None:
+        check()
+    else:
+        check_together(config)
     return config

@@ -60,6 +60,17 @@ class TrainingError(GpipeError):
         self.message = message
 
 
+class OutOfMemoryError(GpipeError):
+    """A device's memory is too small: `device` and the `problem`."""
+
+    def __init__(self, device: str, problem: str) -> None:
+        super().__init__(device, problem)
+        self.device, self.problem = device, problem
+
+    def __str__(self) -> str:
+        return _one_line(f"out of memory on {self.device}: {self.problem}")
+
+
 class CheckpointError(GpipeError):
     """A checkpoint that cannot be written, or read, or trusted: `path` and the `problem`."""
 

@@ -6,6 +6,7 @@ help text and the bounds. `read` turns a plain mapping into such a dataclass and
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import math
@@ -51,6 +52,11 @@ def setting(help_text: str, *, default: Any = dataclasses.MISSING, **bounds: flo
     return dataclasses.field(default=default, metadata=about(help_text, **bounds))
 
 
+def one_or_more(help_text: str, **bounds: float) -> Any:
+    """Field of a tuple for which a single value may be typed: `remat=full` and `remat=[full,none]`."""
+    return dataclasses.field(metadata={**about(help_text, **bounds), "one_or_more": True})
+
+
 def about(help_text: str, **bounds: float) -> dict[str, Any]:
     """Metadata of a setting, for fields that need more than a plain default (groups, mappings)."""
     return {"help": help_text, "bounds": Bounds(**bounds)}
@@ -76,10 +82,17 @@ def read(cls: type[T], values: Mapping[str, object], prefix: str = "") -> T:
     return cls(**arguments)
 
 
-def allowed(hint: object, bounds: Bounds) -> str:
+def allowed(hint: object, metadata: Mapping[str, Any]) -> str:
     """What a field takes, in words: "a whole number, 1 or more", "one of gpipe, 1f1b"."""
     hint, optional = _without_none(hint)
+    bounds = metadata["bounds"]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if metadata.get("one_or_more"):
+        single = allowed(arguments[0], {"bounds": bounds})
+        return f"{single}; or a list of them" + (", or null" if optional else "")
+    if _is_union(hint):  # a number, or one of the words that stand for none
+        words = [str(word) for option in arguments[1:] for word in typing.get_args(option)]
+        return ", or ".join([allowed(arguments[0], {"bounds": bounds}), *words, *(["null"] if optional else [])])
     if origin is typing.Literal:
         text = "one of " + ", ".join(map(str, arguments))
     elif origin is tuple and arguments[-1] is Ellipsis:
@@ -109,9 +122,14 @@ _WORDS: dict[object, tuple[str, str]] = {
 
 def _without_none(hint: object) -> tuple[Any, bool]:
     """(X, True) for `X | None`, else (hint, False)."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return next(option for option in typing.get_args(hint) if option is not type(None)), True
-    return hint, False
+    options = [option for option in typing.get_args(hint) if option is not type(None)]
+    if not _is_union(hint) or len(options) == len(typing.get_args(hint)):
+        return hint, False
+    return typing.Union[tuple(options)], True  # noqa: UP007 (as many as there are)
+
+
+def _is_union(hint: object) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
 def _convert(key: str, value: object, hint: object, metadata: Mapping[str, Any]) -> object:
@@ -122,10 +140,11 @@ def _convert(key: str, value: object, hint: object, metadata: Mapping[str, Any])
         if not isinstance(value, Mapping):
             raise ConfigError(key, value, f"choose one by its name, {key}=NAME, and set its keys with {key}.KEY=VALUE")
         return read(inner, value, prefix=f"{key}.")  # type: ignore[arg-type]
+    single = metadata.get("one_or_more") and not isinstance(value, (list, tuple))
     try:
-        return _cast(value, inner, metadata["bounds"])
+        return _cast([value] if single else value, inner, metadata["bounds"])
     except ValueError:
-        expected = allowed(hint, metadata["bounds"])
+        expected = allowed(hint, metadata)
         problem = f"needs {expected}: {metadata['help']}" if value is None else f"expected {expected}"
         raise ConfigError(key, value, problem) from None
 
@@ -133,7 +152,11 @@ def _convert(key: str, value: object, hint: object, metadata: Mapping[str, Any])
 def _cast(value: object, hint: Any, bounds: Bounds) -> object:
     """`value` as `hint`; ValueError when it is not one. No text becomes a number, and true is not 1."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Literal:
+    if _is_union(hint):
+        for option in arguments:
+            with contextlib.suppress(ValueError):
+                return _cast(value, option, bounds)
+    elif origin is typing.Literal:
         if value in arguments and isinstance(value, str):
             return value
     elif origin is tuple and isinstance(value, (list, tuple)):

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from gpipe_cli.catalogue import group_choices
-from gpipe_cli.errors import ConfigError
+from gpipe_cli.errors import ConfigError, as_typed
 from gpipe_cli.overrides import Setting
 from gpipe_cli.reporting.run_directory import read_config
 
 # What makes a run the run it is: changing it would be another training under the old one's name.
 FIXED = ("command", "model", "seed", "batch_size")
+# Groups that set keys of others, and leave no trace of their own in a run's config.yaml.
+_OVERLAYS = ("recipe", "experiment")
 
 
 def stored_settings(composed: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str, Any]:
@@ -27,24 +29,91 @@ def stored_settings(composed: Mapping[str, Any], settings: Sequence[Setting]) ->
     stored = read_config(run_dir)
     if stored is None:
         raise ConfigError("resume", composed["resume"], f"{run_dir} holds no config.yaml: name a run folder of gpipe")
+    merged = _merged(stored, composed, settings)
+    refuse_another_run(str(composed["resume"]), stored, merged)
+    typed = {setting.key for setting in settings}
+    named = str(composed["resume"])
+    merged["resume"] = named if named != "auto" else str(run_dir)
+    merged["run_dir"] = composed["run_dir"] if "run_dir" in typed else str(run_dir)
+    return merged
+
+
+def choices_of_run(settings: Sequence[Setting]) -> list[str]:
+    """`group=choice` for the groups that the run named by `resume` has and `settings` leaves out.
+
+    With them a key of the run's own choice (`dataset.size` of dataset=synthetic) can be typed alone. Empty for
+    resume=auto, which looks for the run by the choices. Raises ConfigError when there is no such run, or when an
+    experiment or recipe is laid over it.
+    """
+    typed = {setting.key: setting.value for setting in settings}
+    if typed.get("resume") is None:
+        return []
+    for group in _OVERLAYS:
+        if typed.get(group) is not None:
+            problem = f"a resumed run keeps its settings; leave {group} out, and type the keys that are to change"
+            raise ConfigError(group, typed[group], problem)
+    if typed["resume"] == "auto":
+        return []
+    stored = read_config(_find_run(typed)) or {}
+    words = []
+    for group, choices in group_choices().items():
+        name = stored[group].get("name") if isinstance(stored.get(group), dict) else None
+        if name is not None and group not in typed:
+            # The optimizers' files have short names, and one of them takes any of timm's.
+            choice = {"rmsproptf": "rmsprop"}.get(name, name)
+            words.append(f"{group}={choice if choice in choices else 'timm'}")
+    return words
+
+
+def refuse_another_run(resume: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ConfigError when the settings `now` would not go on with the run that had the settings `stored`.
+
+    `stored` is a run's config.yaml or a checkpoint's facts. Besides what is fixed, whatever the optimizer and the
+    average of the weights keep must fit what the checkpoint holds of them.
+    """
+
+    def refuse(key: str, was: object, wanted: object) -> None:
+        problem = f"the run has {key}={as_typed(was)}, not {as_typed(wanted)}; start a new run for that"
+        raise ConfigError("resume", resume, problem)
+
+    for key in FIXED:
+        if _plain(stored.get(key)) != _plain(now.get(key)):
+            refuse(*_difference(key, stored.get(key), now.get(key)))
+    before, after = stored.get("optimizer", {}), now["optimizer"]
+    if before.get("name") != after["name"]:
+        refuse("optimizer.name", before.get("name"), after["name"])
+    if bool(before.get("momentum")) != bool(after["momentum"]):
+        refuse("optimizer.momentum", before.get("momentum"), after["momentum"])
+    options = {**before.get("options", {}), **after["options"]}
+    for name in options:
+        was, wanted = before.get("options", {}).get(name), after["options"].get(name)
+        if was != wanted and (isinstance(was, bool) or isinstance(wanted, bool)):  # amsgrad: other state is kept
+            refuse(f"optimizer.options.{name}", was, wanted)
+    if now["ema_decay"] and not stored.get("ema_decay"):
+        refuse("ema_decay", stored.get("ema_decay"), now["ema_decay"])
+
+
+def _merged(stored: Mapping[str, Any], composed: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str, Any]:
     merged = dict(stored)
+    typed = {setting.key for setting in settings}
     for setting in settings:
         group, _, name = setting.key.partition(".")
+        if group in _OVERLAYS:  # refused, or null
+            continue
         if setting.key in group_choices():
-            if group in merged and merged[group].get("name") != composed[group]["name"]:
+            # A preset (amoebanet_b) names a network by its sizes, the plain choice only says which kind it is.
+            preset = group == "model" and setting.value != composed[group]["name"]
+            if preset or merged[group].get("name") != composed[group]["name"]:
                 merged[group] = composed[group]
         elif name:
             merged[group] = {**merged[group], name.split(".")[0]: composed[group][name.split(".")[0]]}
         else:
             merged[group] = composed[group]
-    for key in FIXED:
-        if merged.get(key) != stored.get(key):
-            was, now = _difference(stored[key], merged[key], key)
-            raise ConfigError("resume", composed["resume"], f"the run has {was}, not {now}; start a new run for that")
-    typed = {setting.key for setting in settings}
-    named = str(composed["resume"])
-    merged["resume"] = named if named != "auto" else str(run_dir)
-    merged["run_dir"] = composed["run_dir"] if "run_dir" in typed else str(run_dir)
+    if "dataset.image_size" in typed and "image_size" not in typed:
+        merged["image_size"] = composed["image_size"]
+    if "partitions" in typed and merged["partitions"] != stored["partitions"]:
+        # The cut and the processes of another number of partitions do not fit; they have no influence on the result.
+        merged |= {key: None for key in ("balance", "ranks") if key not in typed}
     return merged
 
 
@@ -59,7 +128,7 @@ def changed_settings(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[
         if isinstance(value, Mapping) and isinstance(before, Mapping):
             lines += [f"{key}.{line}" for line in changed_settings(before, value)]
         else:
-            lines.append(f"{key}: {before} -> {value}")
+            lines.append(f"{key}: {as_typed(before)} -> {as_typed(value)}")
     return lines
 
 
@@ -91,12 +160,13 @@ def _newest_run(composed: Mapping[str, Any]) -> Path:
     return max(found)[1]
 
 
-def _difference(stored: object, merged: object, key: str) -> tuple[str, str]:
-    if isinstance(stored, Mapping) and isinstance(merged, Mapping):
-        for name in merged:
-            if stored.get(name) != merged[name]:
-                return f"{key}.{name}={stored.get(name)}", f"{key}.{name}={merged[name]}"
-    return f"{key}={stored}", f"{key}={merged}"
+def _difference(key: str, stored: object, now: object) -> tuple[str, object, object]:
+    """The first key below `key` whose values differ, and both of them."""
+    if isinstance(stored, Mapping) and isinstance(now, Mapping):
+        for name in now:
+            if stored.get(name) != now[name]:
+                return f"{key}.{name}", stored.get(name), now[name]
+    return key, stored, now
 
 
 def _plain(value: object) -> object:

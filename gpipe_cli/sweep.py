@@ -11,23 +11,23 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from gpipe_cli.catalogue import text_keys
-from gpipe_cli.config import TrainConfig
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.overrides import expand_sweep
 
 _SECONDS_TO_STOP = 10  # a job that Ctrl-C has reached cleans up within this
 
 
-def sweep_jobs(words: Sequence[str]) -> list[list[str]]:
+def sweep_jobs(words: Sequence[str], command: str = "train") -> list[list[str]]:
     """The words of every job. Raises ConfigError for a sweep without single values."""
-    return expand_sweep(words, text_keys())
+    return expand_sweep(words, text_keys(command))
 
 
-def check_sweep(configs: Sequence[TrainConfig]) -> None:
+def check_sweep(configs: Sequence[Any]) -> None:
     """Raises ConfigError when two jobs would write into one folder."""
-    folders = [config.run_dir for config in configs if config.run_dir is not None]
+    folders = [folder for config in configs if (folder := getattr(config, "run_dir", None)) is not None]
     for folder in folders:
         if folders.count(folder) > 1:
             problem = (

@@ -12,7 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 from gpipe_cli.distributed.devices import plan_ranks
 from gpipe_cli.distributed.launch import RankContext, launch
-from gpipe_cli.reporting.summary import Summary, dataset_label, result_lines, summary_of, write_summary
+from gpipe_cli.reporting.run_directory import (
+    check_tables_can_be_written,
+    given_run_directory,
+    holds_checkpoint,
+    new_run_directory,
+    one_line_if_not_written,
+    write_config,
+)
+from gpipe_cli.reporting.summary import (
+    Summary,
+    counted,
+    dataset_label,
+    pipeline_label,
+    result_lines,
+    summary_of,
+    write_summary,
+)
+from gpipe_cli.reporting.tensorboard import writer_class
+from gpipe_cli.resume import changed_settings, refuse_another_run
+from gpipe_cli.training.communication import from_all, from_first
 
 if TYPE_CHECKING:
     from gpipe_cli.config import TrainConfig
@@ -32,6 +51,9 @@ class Job:
 
 def run(config: TrainConfig) -> int:
     """Train as configured; prints the result. Returns the exit code."""
+    began_s = time.time()
+    if config.tensorboard:
+        writer_class()
     plan = plan_ranks(
         partitions=config.partitions,
         replicas=config.replicas,
@@ -41,7 +63,7 @@ def run(config: TrainConfig) -> int:
     )
     _import_before_forking()
     words = ["gpipe", *sys.argv[1:]]
-    job = Job(config=config, command_line=shlex.join(words), began_s=time.time(), notes=plan.notes)
+    job = Job(config=config, command_line=shlex.join(words), began_s=began_s, notes=plan.notes)
     lines = launch(work, job, plan)
     if lines:
         print("\n".join(lines))
@@ -59,31 +81,24 @@ def _import_before_forking() -> None:
 
 def work(context: RankContext, job: Job) -> list[str]:
     """One rank's run, from the data's facts to the result; returns the lines to show (none but on the first rank)."""
-    from gpipe_cli.training.checkpoints import load_facts, resolve
-    from gpipe_cli.training.communication import from_first
     from gpipe_cli.training.loop import Trainer
     from gpipe_cli.training.session import build_session
-    from gpipe_cli.training.state import restore
 
     config = job.config
     session = build_session(config, context)
-    start, best_top1, notes = 0, None, list(job.notes)
-    if config.resume is not None:
-        named = Path(config.resume)
-        path = from_first(session.groups, lambda: resolve(named))
-        facts = load_facts(path)
-        restore(session, path)
-        start, best_top1 = int(facts["step"]), facts["best_top1"]
-        notes += _resume_notes(session, facts, path)
-        if start >= session.num_steps:
-            done = f"{path}: all {start} steps are done, nothing to do; raise epochs to train on"
-            return [done] if context.is_main else []
-    run_dir = Path(from_first(session.groups, lambda: str(_claim_run_directory(config))))
-    report = _open_report(session, run_dir, start if config.resume is not None else None) if context.is_main else None
-    trainer = Trainer(session=session, run_dir=run_dir, report=report, start=start, best_top1=best_top1)
+    resumed = _resume(session) if config.resume is not None else None
+    if resumed is not None and resumed.step >= session.num_steps:
+        return [_nothing_to_do(config, resumed)] if context.is_main else []
+    run_dir = Path(from_first(session.groups, lambda: str(_claim_run_directory(config, resumed))))
+    report = _open_report(session, run_dir, resumed) if context.is_main else None
+    trainer = Trainer(session=session, run_dir=run_dir, report=report)
+    if resumed is not None:
+        trainer.start = resumed.step
+        # The best of the folder that is written to: a run that goes on elsewhere has none there yet.
+        trainer.best_top1 = resumed.best_top1 if holds_checkpoint(run_dir, resumed.checkpoint) else None
     try:
         if report is not None:
-            for note in [*notes, *_introduction(session, run_dir)]:
+            for note in [*_introduction(session, run_dir), *job.notes, *(resumed.notes if resumed else ())]:
                 report.message(note)
         outcome = trainer.run()
     finally:
@@ -92,76 +107,119 @@ def work(context: RankContext, job: Job) -> list[str]:
     return _conclude(job, trainer, outcome)
 
 
-def _claim_run_directory(config: TrainConfig) -> Path:
-    from gpipe_cli.reporting.run_directory import given_run_directory, new_run_directory, write_config
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """Where an earlier run had got to, and what differs from it."""
 
+    checkpoint: Path
+    step: int
+    best_top1: float | None
+    notes: tuple[str, ...]
+
+
+def _resume(session: Session) -> Resumed:
+    """Put the run that `resume` names back into the session. Collective."""
+    from gpipe_cli.training.checkpoints import load_facts, resolve
+    from gpipe_cli.training.state import restore
+
+    named = str(session.config.resume)
+    path = from_first(session.groups, lambda: resolve(Path(named)))
+    facts = load_facts(path)
+    refuse_another_run(named, facts["config"], dataclasses.asdict(session.config))
+    restore(session, path)
+    return Resumed(
+        checkpoint=path,
+        step=int(facts["step"]),
+        best_top1=facts["best_top1"],
+        notes=tuple(_resume_notes(session, facts, path)),
+    )
+
+
+def _resume_notes(session: Session, facts: dict[str, Any], path: Path) -> list[str]:
+    from gpipe_cli.training.lr_schedule import LrSchedule, describe_horizon_change
+
+    config, step = session.config, int(facts["step"])
+    notes = [f"resumed from {path}: {counted(step, 'step')} done"]
+    notes += [f"changed: {line}" for line in changed_settings(facts["config"], dataclasses.asdict(config))]
+    steps_per_epoch = int(facts["steps_per_epoch"])
+    if steps_per_epoch != session.steps_per_epoch:
+        place = f"step {step} now lies in epoch {step // session.steps_per_epoch + 1}"
+        notes.append(f"changed: steps in an epoch: {steps_per_epoch} -> {session.steps_per_epoch}; {place}")
+    before = LrSchedule(config.lr_schedule, config.optimizer.lr, steps_per_epoch, int(facts["config"]["epochs"]))
+    horizon = describe_horizon_change(before, session.lr_schedule, step)
+    return notes + ([horizon] if horizon is not None else [])
+
+
+def _nothing_to_do(config: TrainConfig, resumed: Resumed) -> str:
+    more = "raise epochs" if config.steps is None or config.steps > resumed.step else "raise steps, or set steps=null,"
+    return f"{resumed.checkpoint}: all {counted(resumed.step, 'step')} done, nothing to do; {more} to train on"
+
+
+def _claim_run_directory(config: TrainConfig, resumed: Resumed | None) -> Path:
+    """Make the run's folder with its configuration in it: the first thing that a run writes."""
+    if config.steps is None and config.epochs > 0:
+        check_tables_can_be_written(Path(config.results_dir))
     if config.run_dir is not None:
-        run_dir = given_run_directory(Path(config.run_dir), resumed=config.resume is not None)
+        run_dir = given_run_directory(Path(config.run_dir), checkpoint=resumed.checkpoint if resumed else None)
     else:
         run_dir = new_run_directory(Path(config.results_dir), config.command, config.model.name, config.dataset.name)
     write_config(run_dir, dataclasses.asdict(config))
     return run_dir
 
 
-def _open_report(session: Session, run_dir: Path, resumed_from: int | None) -> Any:
+def _open_report(session: Session, run_dir: Path, resumed: Resumed | None) -> Any:
     from gpipe_cli.reporting.report import RunReport
 
     return RunReport(
         run_dir,
         progress=session.config.progress,
         num_steps=session.num_steps,
-        resumed_from=resumed_from,
+        resumed_from=resumed.step if resumed is not None else None,
         tensorboard=session.config.tensorboard,
     )
 
 
 def _introduction(session: Session, run_dir: Path) -> list[str]:
-    pipe, config, context = session.pipe, session.config, session.context
-    ranks = "1 process" if context.world_size == 1 else f"{context.world_size} processes"
-    threads = f"{context.num_threads} thread{'s' * (context.num_threads > 1)} each"
-    return [
-        f"{config.model.name}: {pipe.num_parameters:,} parameters in {len(pipe.layer_names)} layers, "
-        f"cut {'+'.join(str(size) for size in pipe.balance)}; {ranks} on {pipe.device.type}, {threads}",
-        f"{session.info.name}: {session.info.num_train:,} training and {session.info.num_eval:,} held-out samples, "
-        f"{session.info.num_classes} classes; run in {run_dir}",
+    pipe, config, context, info = session.pipe, session.config, session.context, session.info
+    cut = f", cut {'+'.join(str(size) for size in pipe.balance)}" if config.partitions > 1 else ""
+    lines = [
+        f"{config.model.name}: {pipe.num_parameters:,} parameters in {counted(len(pipe.layer_names), 'layer')}{cut}; "
+        f"{counted(context.world_size, 'rank')} on {pipe.device.type}, {counted(context.num_threads, 'thread')} each",
+        f"{info.name}: {info.num_train:,} training and {info.num_eval:,} held-out samples, "
+        f"{info.num_classes} classes; run in {run_dir}",
     ]
-
-
-def _resume_notes(session: Session, facts: dict[str, Any], path: Path) -> list[str]:
-    from gpipe_cli.resume import changed_settings
-    from gpipe_cli.training.lr_schedule import LrSchedule, describe_horizon_change
-
-    config, step = session.config, int(facts["step"])
-    notes = [f"resumed from {path}: {step} steps done"]
-    notes += [f"changed: {line}" for line in changed_settings(facts["config"], dataclasses.asdict(config))]
-    before = LrSchedule(
-        config.lr_schedule, config.optimizer.lr, int(facts["steps_per_epoch"]), int(facts["config"]["epochs"])
-    )
-    horizon = describe_horizon_change(before, session.lr_schedule, step)
-    return notes + ([horizon] if horizon is not None else [])
+    if config.micro_batches < config.partitions:
+        idle = (config.partitions - 1) / (config.micro_batches + config.partitions - 1)
+        lines.append(
+            f"micro_batches={config.micro_batches} is less than partitions={config.partitions}: each partition idles "
+            f"about {100 * idle:.0f} % of the time; micro_batches={4 * config.partitions} is good"
+        )
+    return lines
 
 
 def _conclude(job: Job, trainer: Trainer, outcome: Outcome) -> list[str]:
     """Gather what the ranks measured, write the summary, the picture and the table. Collective."""
     from gpipe_cli.reporting.accuracy import update_accuracy
     from gpipe_cli.reporting.curves import plot_curves
-    from gpipe_cli.training.communication import from_all
 
-    session, config = trainer.session, job.config
+    session, config, run_dir = trainer.session, job.config, trainer.run_dir
     clock = outcome.clock
     idle = from_all(session.groups, clock.wait_s / clock.step_s if clock.step_s else None)
     peaks = from_all(session.groups, outcome.peak_memory_bytes)
     if not session.context.is_main:
         return []
     summary = _summarise(job, session, outcome, idle, peaks)
-    write_summary(trainer.run_dir, summary)
-    title = f"{summary.model} on {dataset_label(config.dataset.name, config.dataset.path)}"
-    plot_curves(trainer.run_dir, f"{title}, {summary.partitions} partitions, {summary.micro_batches} micro-batches")
+    title = f"{summary.model} on {dataset_label(config.dataset.name, config.dataset.path)}, {pipeline_label(summary)}"
+    with one_line_if_not_written(run_dir):
+        write_summary(run_dir, summary)
+        plot_curves(run_dir, title)
     lines = result_lines(summary)
     if config.steps is None and config.epochs > 0:
-        update_accuracy(Path(config.results_dir), config, summary)
-        lines.append(f"{'tables':<8}  {Path(config.results_dir, 'accuracy.md')}")
-    return [*lines, f"{'run':<8}  {trainer.run_dir}"]
+        table = Path(config.results_dir, "accuracy.md")
+        with one_line_if_not_written(table):
+            update_accuracy(table.parent, config, summary)
+        lines.append(f"{'table':<8}  {table}")
+    return [*lines, f"{'run':<8}  {run_dir}"]
 
 
 def _summarise(job: Job, session: Session, outcome: Outcome, idle: list[float | None], peaks: list[int]) -> Summary:

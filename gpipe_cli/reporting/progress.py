@@ -5,12 +5,13 @@ It is given numbers and never asks a device for one, so that showing progress do
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-_LINE_EVERY_S = 1.0  # plain lines come no faster, so that a log of a fast run stays readable
+_LINE_EVERY_S = 5.0  # plain lines come no faster, so that the log of a run stays readable
 
 
 class Progress:
@@ -51,10 +52,15 @@ class Progress:
                 self._last_line = now
                 self._print(self._line(step, now))
 
-    def message(self, text: str) -> None:
-        """Print a line (an evaluation, a note) without tearing the bar. Mode "none" prints nothing."""
+    def message(self, text: str, *, to: TextIO | None = None) -> None:
+        """Print a line (an evaluation, a note) without tearing the bar. Mode "none" prints nothing.
+
+        A result, for which another stream is given (`to`), is printed in every mode.
+        """
         if self._bar is not None:
-            self._bar.write(text, file=self._stream)
+            self._bar.write(text, file=self._stream if to is None else to)
+        elif to is not None:
+            print(text, file=to, flush=True)
         elif self._mode == "plain":
             self._print(text)
 
@@ -78,8 +84,8 @@ class Progress:
             total=self._num_steps,
             initial=self._first,
             file=self._stream,
-            dynamic_ncols=True,
-            bar_format="{percentage:3.0f}% |{bar}| step {n_fmt}/{total_fmt} [{elapsed}, {remaining} left] {postfix}",
+            **_size(self._stream),
+            bar_format="{percentage:3.0f}% |{bar}| step {n_fmt}/{total_fmt} [{elapsed}, {remaining} left]{postfix}",
         )
 
     def _line(self, step: int, now: float) -> str:
@@ -95,6 +101,15 @@ class Progress:
 
     def _print(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
+
+
+def _size(stream: TextIO) -> dict[str, Any]:
+    """tqdm's settings of the bar's size: a terminal that tells none (some containers) would show nothing at all."""
+    try:
+        told = os.get_terminal_size(stream.fileno()).columns > 0
+    except OSError:  # no real terminal: tqdm asks the environment
+        told = True
+    return {"dynamic_ncols": True} if told else {"ncols": 80, "nrows": 24}
 
 
 def duration(seconds: float) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpipe_cli.reporting.jsonl import MetricsWriter
 from gpipe_cli.reporting.progress import Progress
+from gpipe_cli.reporting.run_directory import one_line_if_not_written
 from gpipe_cli.reporting.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
@@ -15,13 +16,18 @@ if TYPE_CHECKING:
 
 
 class RunReport:
-    """Sends each number to everything that shows or keeps it. `resumed_from`: steps done by an earlier run, or None."""
+    """Sends each number to everything that shows or keeps it. `resumed_from`: steps done by an earlier run, or None.
+
+    Raises TrainingError, one line with the file, when the disk refuses.
+    """
 
     def __init__(
         self, run_dir: Path, *, progress: str, num_steps: int, resumed_from: int | None, tensorboard: bool
     ) -> None:
-        self._tensorboard = TensorBoard(run_dir) if tensorboard else None
-        self._metrics = MetricsWriter(run_dir / "metrics.jsonl", resumed_from=resumed_from)
+        self._path = run_dir / "metrics.jsonl"
+        with one_line_if_not_written(self._path):
+            self._tensorboard = TensorBoard(run_dir) if tensorboard else None
+            self._metrics = MetricsWriter(self._path, resumed_from=resumed_from)
         self._progress = Progress(progress, num_steps, done=resumed_from or 0)
 
     def step(self, step: int, row: Mapping[str, Any] | None = None) -> None:
@@ -45,7 +51,7 @@ class RunReport:
             }
         )
         self._progress.message(
-            f"epoch {epoch + 1}: top-1 {100 * result.top1:.2f} %, top-5 {100 * result.top5:.2f} %, "
+            f"{_when(epoch)}: top-1 {100 * result.top1:5.2f} %, top-5 {100 * result.top5:5.2f} %, "
             f"loss {result.loss:.4f} on {result.num_samples:,} held-out samples"
         )
 
@@ -55,11 +61,17 @@ class RunReport:
 
     def close(self) -> None:
         self._progress.close()
-        self._metrics.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        with one_line_if_not_written(self._path):
+            self._metrics.close()
+            if self._tensorboard is not None:
+                self._tensorboard.close()
 
     def _write(self, row: Mapping[str, Any]) -> None:
-        self._metrics.write(row)
-        if self._tensorboard is not None:
-            self._tensorboard.write(row)
+        with one_line_if_not_written(self._path):
+            self._metrics.write(row)
+            if self._tensorboard is not None:
+                self._tensorboard.write(row)
+
+
+def _when(epoch: int) -> str:
+    return f"epoch {epoch + 1}" if epoch >= 0 else "before training"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpipe_cli.reporting.atomic import replace_text
+from gpipe_cli.reporting.progress import duration
 
 if TYPE_CHECKING:
     from gpipe_cli.config import TrainConfig
@@ -107,16 +108,34 @@ def result_lines(summary: Summary) -> list[str]:
     shown = {
         "model": _model(summary),
         "data": _data(summary),
-        "pipeline": f"{summary.partitions} partitions, {summary.micro_batches} micro-batches, remat {summary.remat}, "
-        f"{summary.world_size} ranks on {summary.device}",
+        "pipeline": f"{pipeline_label(summary)}, remat {summary.remat}, "
+        f"{counted(summary.world_size, 'rank')} on {summary.device}",
         "top-1": _percent(summary.top1),
         "top-5": _percent(summary.top5),
         "loss": None if summary.loss is None else f"{summary.loss:.4f}",
         "speed": None if summary.samples_per_s is None else f"{summary.samples_per_s:,.4g} images/s",
-        "time": None if summary.duration_s is None else f"{summary.duration_s:.1f} s for {summary.steps} steps",
+        "time": None if summary.duration_s is None else f"{_time(summary.duration_s)} for {_steps(summary)}",
     }
     width = max(len(name) for name in shown)
     return [f"{name:<{width}}  {text}" for name, text in shown.items() if text]
+
+
+def pipeline_label(summary: Summary) -> str:
+    """How the model and the mini-batch were cut: "4 partitions, 1 micro-batch"."""
+    return f"{counted(summary.partitions, 'partition')}, {counted(summary.micro_batches, 'micro-batch', 'es')}"
+
+
+def counted(number: int, what: str, plural: str = "s") -> str:
+    """A number with its noun: "1 rank", "1,024 ranks"."""
+    return f"{number:,} {what}{plural if number != 1 else ''}"
+
+
+def _steps(summary: Summary) -> str:
+    return "evaluation only" if not summary.steps else counted(summary.steps, "step")
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
 
 
 def _model(summary: Summary) -> str:

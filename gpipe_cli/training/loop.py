@@ -20,9 +20,11 @@ from torch import Tensor
 from gpipe_cli.data.datasets import open_split
 from gpipe_cli.data.loaders import SkippedPictures, train_loader
 from gpipe_cli.errors import TrainingError
+from gpipe_cli.reporting.run_directory import one_line_if_not_written
 from gpipe_cli.training.batches import training_batches
 from gpipe_cli.training.evaluation import evaluate
 from gpipe_cli.training.metrics import EvalResult
+from gpipe_cli.training.networks import batch_norm_lacks_values, too_small_for_batch_norm
 from gpipe_cli.training.optimizer import set_learning_rate
 from gpipe_cli.training.state import keep_as_best, save_checkpoint
 
@@ -135,18 +137,36 @@ class Trainer:
         lr = session.lr_schedule.lr_at(step)
         set_learning_rate(session.optimizer, lr)
         for listener in session.progress_listeners:
-            listener.set_progress(step / session.num_steps)
+            # Of the epochs, not of `steps`: a run that stops early has done what the whole one does until there.
+            listener.set_progress(step / session.lr_schedule.num_steps)
         session.optimizer.zero_grad()
-        result = session.pipe.forward_backward(images, labels)
+        result = self._forward_backward(images, labels)
         self._pending.append((step + 1, result.loss))
         if session.pipe.device.type == "cpu":
             self._check_losses()  # before the update; a GPU is asked only now and then, since asking stalls it
         if session.config.clip_grad_norm is not None:
             session.pipe.clip_grad_norm(session.config.clip_grad_norm)
-        session.optimizer.step()
+        self._update(step, lr)
         if session.average is not None:
             session.average.update(step + 1)
         return result
+
+    def _forward_backward(self, images: Tensor | None, labels: Tensor | None) -> StepResult:
+        try:
+            return self.session.pipe.forward_backward(images, labels)
+        except ValueError as error:
+            if not batch_norm_lacks_values(error):
+                raise
+            raise TrainingError(f"{too_small_for_batch_norm(self.session.config)} ({error})") from error
+
+    def _update(self, step: int, lr: float) -> None:
+        try:
+            self.session.optimizer.step()
+        except RuntimeError as error:
+            if "without overflow" not in str(error):
+                raise
+            problem = f"the update of step {step + 1} does not fit a weight's type at the learning rate {lr:g}"
+            raise TrainingError(f"{problem}: stopped; use a smaller optimizer.lr") from error
 
     def _check_losses(self) -> None:
         for step, loss in self._pending:
@@ -190,7 +210,8 @@ class Trainer:
                 self.best_top1 = evaluation.top1
             path = save_checkpoint(session, self.run_dir, step, self.best_top1)
             if improved and session.context.is_main:
-                keep_as_best(path, self.run_dir)
+                with one_line_if_not_written(self.run_dir / "best"):
+                    keep_as_best(path, self.run_dir)
         return evaluation
 
     def _improves(self, evaluation: EvalResult) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gpipe_cli.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gpipe_cli.config import ModelConfig
+    from gpipe_cli.config import ModelConfig, TrainConfig
     from gpipe_cli.pipeline import Layers
 
 SMALL_STEM_BELOW = 64  # pixels: the ImageNet stem divides the resolution by eight
@@ -29,6 +29,8 @@ def build_network(config: ModelConfig, num_classes: int, image_size: int, seed: 
     """
     if config.name == "module":
         return _users_network(config, num_classes, image_size, seed)
+    if config.aux_head and config.aux_weight == 0:
+        raise ConfigError("model.aux_head", True, "has no effect with model.aux_weight=0; leave out one of them")
     from gpipe_cli.models.amoebanet.network import amoebanet
 
     stem = config.stem if config.stem != "auto" else "small" if image_size < SMALL_STEM_BELOW else "imagenet"
@@ -60,16 +62,39 @@ def _users_network(config: ModelConfig, num_classes: int, image_size: int, seed:
     """
     import torch
 
+    from gpipe_cli.pipeline.layers import named_layers
+
     factory = _find(str(config.factory))
     arguments = _arguments(factory, config, {"num_classes": num_classes, "image_size": image_size})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers = factory(**arguments)
-    if isinstance(layers, torch.nn.Module) and not isinstance(layers, torch.nn.Sequential):
+    if not isinstance(layers, (torch.nn.Sequential, list, tuple)):
         problem = f"returned {type(layers).__name__}; return an nn.Sequential or a list of (name, factory)"
         raise ConfigError("model.factory", config.factory, problem)
+    if not isinstance(layers, torch.nn.Sequential) and all(isinstance(layer, torch.nn.Module) for layer in layers):
+        layers = torch.nn.Sequential(*layers)
+    try:
+        named_layers(layers)
+    except (TypeError, ValueError) as error:
+        raise ConfigError("model.factory", config.factory, str(error)) from error
     result: Layers = layers
     return result
+
+
+def batch_norm_lacks_values(error: ValueError) -> bool:
+    """Whether an error is torch's complaint about a channel with a single value, which has no variance."""
+    return str(error).startswith("Expected more than 1 value per channel")
+
+
+def too_small_for_batch_norm(config: TrainConfig) -> str:
+    """What to do about a batch norm that sees one value per channel."""
+    samples = config.batch_size // config.micro_batches
+    return (
+        f"a micro-batch of {samples} sample{'s' * (samples > 1)} (batch_size={config.batch_size}, "
+        f"micro_batches={config.micro_batches}) gives a batch norm a single value per channel: use fewer "
+        "micro_batches, a larger batch_size or a larger image_size"
+    )
 
 
 def _find(path: str) -> Callable[..., Any]:

@@ -94,5 +94,5 @@ def _placed(tensor: Tensor, parameter: torch.nn.Parameter, *, on_cpu: bool) -> T
     if on_cpu:
         return tensor.clone()
     if tensor.shape == parameter.shape:
-        return tensor
+        return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
     return tensor.to(parameter.device, copy=True)

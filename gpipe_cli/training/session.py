@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from gpipe_cli.data.datasets import prepare
 from gpipe_cli.data.info import DataInfo
 from gpipe_cli.distributed.mesh import make_mesh
-from gpipe_cli.errors import ConfigError
+from gpipe_cli.errors import ConfigError, TrainingError
 from gpipe_cli.pipeline import Layers, Pipeline, ProcessGroups
 from gpipe_cli.training.communication import from_first
 from gpipe_cli.training.ema import WeightAverage
-from gpipe_cli.training.losses import build_loss
+from gpipe_cli.training.losses import LossFn, Outputs, build_loss
 from gpipe_cli.training.lr_schedule import LrSchedule
-from gpipe_cli.training.networks import build_network
+from gpipe_cli.training.networks import batch_norm_lacks_values, build_network, too_small_for_batch_norm
 from gpipe_cli.training.optimizer import build_optimizer
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def build_session(config: TrainConfig, context: RankContext) -> Session:
             layers,
             config.partitions,
             config.micro_batches,
-            loss_fn=build_loss(config.label_smoothing, config.model.aux_weight),
+            loss_fn=_loss(config, info.num_classes),
             balance=config.balance,
             costs=_costs(config, context, groups, layers),
             schedule=config.schedule,
@@ -101,26 +102,54 @@ def build_session(config: TrainConfig, context: RankContext) -> Session:
     )
 
 
+def _loss(config: TrainConfig, num_classes: int) -> LossFn:
+    """The training loss; for a user's network also a check of what the last layer returns."""
+    loss_fn = build_loss(config.label_smoothing, config.model.aux_weight)
+    if config.model.name != "module":
+        return loss_fn
+
+    def checked(outputs: Outputs, targets: Tensor) -> Tensor:
+        shapes = [tuple(out.shape) for out in ((outputs,) if isinstance(outputs, Tensor) else outputs)]
+        expected = (len(targets), num_classes)
+        if shapes not in ([expected], [expected, expected]) or (len(shapes) == 1) != isinstance(outputs, Tensor):
+            raise TrainingError(
+                f"model.factory={config.model.factory}: the last layer returns {', '.join(map(str, shapes))}; expected "
+                f"logits {expected}, one row a sample, one column a class, or a pair of them and auxiliary logits"
+            )
+        return loss_fn(outputs, targets)
+
+    return checked
+
+
 def _costs(
     config: TrainConfig, context: RankContext, groups: ProcessGroups | None, layers: Layers
 ) -> Sequence[float] | None:
-    """Costs of the layers for the automatic cut; None where there is nothing to cut."""
-    if config.balance is not None or config.partitions == 1:
+    """Costs of the layers for the automatic cut; None where there is nothing to cut.
+
+    Running the layers also shows a batch norm that gets a single value, so single samples are always tried.
+    """
+    automatic = config.balance is None and config.partitions > 1
+    samples = config.batch_size // config.micro_batches
+    if not automatic and samples > 1:
         return None
     from gpipe_cli.pipeline.profile import count_costs, measure_layers
 
-    samples = max(1, config.batch_size // config.micro_batches)
     shape = (samples, 3, config.image_size, config.image_size)
-    if config.cut == "time":
-        sample = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-        if config.channels_last:
-            sample = sample.contiguous(memory_format=torch.channels_last)
-        # One rank measures: the cut must be the same everywhere, and a clock never says the same twice.
-        return from_first(groups, lambda: measure_layers(layers, sample, torch.device(context.device)))
     try:
-        return [cost.work for cost in count_costs(layers, torch.empty(shape, device="meta"))]
-    except (RuntimeError, NotImplementedError) as error:
-        if config.model.name != "module":
+        if config.cut == "time" and automatic:
+            sample = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+            if config.channels_last:
+                sample = sample.contiguous(memory_format=torch.channels_last)
+            # One rank measures: the cut must be the same everywhere, and a clock never says the same twice.
+            return from_first(groups, lambda: measure_layers(layers, sample, torch.device(context.device)))
+        costs = [cost.work for cost in count_costs(layers, torch.empty(shape, device="meta"))]
+        return costs if automatic else None
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        if isinstance(error, ValueError) and batch_norm_lacks_values(error):
+            raise ConfigError("micro_batches", config.micro_batches, too_small_for_batch_norm(config)) from error
+        if not automatic:
+            return None
+        if config.model.name != "module" or config.cut == "time":
             raise
         problem = f"counting the layers' operations failed ({str(error).splitlines()[0]}); use cut=time or balance=[…]"
         raise ConfigError("cut", config.cut, problem) from error

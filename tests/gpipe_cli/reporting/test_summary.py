@@ -60,6 +60,15 @@ def test_screen_shows_percent_and_leaves_out_what_is_not_known() -> None:
     assert not any("None" in line for line in lines)
 
 
+def test_one_of_a_thing_is_said_in_the_singular_and_long_times_are_read_at_a_glance() -> None:
+    one = result_lines(summary(partitions=1, micro_batches=1, world_size=1, duration_s=59.94, steps=1))
+    assert "pipeline  1 partition, 1 micro-batch, remat full, 1 rank on cpu" in one
+    assert "time      59.9 s for 1 step" in one
+    many = result_lines(summary(duration_s=3723.0, steps=12000))
+    assert "pipeline  4 partitions, 8 micro-batches, remat full, 4 ranks on cpu" in many
+    assert "time      1:02:03 for 12,000 steps" in many
+
+
 def test_folder_is_named_by_its_last_part() -> None:
     assert dataset_label("folder", "/some/where/pictures/") == "folder:pictures"
     assert dataset_label("folder", None) == "folder"

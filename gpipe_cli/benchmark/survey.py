@@ -1,0 +1,217 @@
+"""What must be known before anything is measured: which rows can run here, and where each is cut.
+
+Computes with torch (a user's factory may build modules, layer costs come from the meta device), so it runs apart from
+the process that starts the ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gpipe_cli.benchmark.data import sample_shape
+from gpipe_cli.benchmark.grid import Case, Impossible, why_impossible
+from gpipe_cli.distributed.devices import available_cores, count_gpus, plan_ranks
+from gpipe_cli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gpipe_cli.config import ModelConfig
+    from gpipe_cli.config_bench import BenchConfig
+    from gpipe_cli.distributed.devices import RankPlan
+    from gpipe_cli.pipeline import Layers
+
+# Weights, gradients and the two averages of RMSProp with momentum, each of four bytes.
+BYTES_PER_PARAMETER = 16
+# What a backward pass holds besides the activations: gradients of them, and inputs kept for recomputation.
+ACTIVATION_MARGIN = 1.2
+
+
+def rank_plan(config: BenchConfig, case: Case) -> RankPlan:
+    """The processes of a configuration. Raises ConfigError when there are none such."""
+    return plan_ranks(
+        partitions=case.partitions,
+        replicas=1,
+        device=config.device,
+        ranks=min(config.ranks, case.partitions) if config.ranks is not None else None,
+        threads=None if case.baseline == "single" else config.threads,  # that one has all cores
+    )
+
+
+def survey(config: BenchConfig, cases: Sequence[Case]) -> list[Case | Impossible]:
+    """Each configuration with its cut, or why it cannot be measured here. Raises ConfigError for a bad network."""
+    networks = _Networks(config)
+    return [_survey(config, case, networks) for case in cases]
+
+
+def _survey(config: BenchConfig, case: Case, networks: _Networks) -> Case | Impossible:
+    reason = _too_few_devices(config, case)
+    if reason is None:
+        try:
+            plan = rank_plan(config, case)
+        except ConfigError as error:
+            if error.key == "device":
+                raise
+            reason = str(error)
+    if reason is None:
+        network = networks.of(case.model)
+        reason = why_impossible(case, len(network.layers), plan.num_ranks) or _too_little_memory(
+            case, network, plan.device_type
+        )
+    if reason is not None:
+        return Impossible(case=case, reason=reason)
+    return replace(case, balance=network.balance(config, case, plan.num_ranks, plan.device_type))
+
+
+def _too_few_devices(config: BenchConfig, case: Case) -> str | None:
+    """Rows of the paper need what the paper had, an accelerator for each partition."""
+    if config.suite is None:
+        return None
+    needed = case.partitions
+    if config.device == "cpu":
+        found = available_cores()
+        return None if found >= needed else f"needs {needed} cores, {found} were found"
+    found = count_gpus()
+    if found >= needed:
+        return None
+    gpus = f"needs {needed} GPU{'s' * (needed > 1)}, {found or 'none'} {'was' if found < 2 else 'were'} found"
+    return gpus + (" (device=cpu measures on the cores instead)" if found == 0 else "")
+
+
+def _too_little_memory(case: Case, network: _Network, device_type: str) -> str | None:
+    """On a CPU the system ends a process that asks for too much, and perhaps another; a GPU says so itself."""
+    free = _free_bytes()
+    if device_type != "cpu" or free is None:
+        return None
+    parts = 1 if case.remat == "none" else case.micro_batches
+    samples = -(-case.batch_size // parts)
+    activations = network.activation_bytes(samples, case.image_size)
+    needed = round(BYTES_PER_PARAMETER * network.num_parameters + ACTIVATION_MARGIN * activations)
+    if needed <= free:
+        return None
+    sizes = f"needs about {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free"
+    return f"{sizes}; use a smaller batch_size or model"
+
+
+def _free_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _page_cache_bytes()
+    except (ValueError, OSError):
+        return None
+
+
+def _page_cache_bytes() -> int:
+    """What the system holds as a cache of files and gives up when asked (Linux)."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            sizes = {line.split(":")[0]: int(line.split()[1]) for line in file}
+    except OSError:
+        return 0
+    return max(0, sizes.get("MemAvailable", 0) - sizes.get("MemFree", 0)) * 1024
+
+
+class _Networks:
+    """The networks of all rows, each built once."""
+
+    def __init__(self, config: BenchConfig) -> None:
+        self._config = config
+        self._known: list[tuple[ModelConfig, _Network]] = []
+
+    def of(self, model: ModelConfig) -> _Network:
+        from gpipe_cli.training.networks import build_network
+
+        for known, network in self._known:
+            if known == model:
+                return network
+        config = self._config
+        network = _Network(build_network(model, config.num_classes, config.image_size, config.seed))
+        self._known.append((model, network))
+        return network
+
+
+class _Network:
+    """Layers and what they cost, counted on the meta device (or measured) when it is first needed."""
+
+    def __init__(self, layers: Layers) -> None:
+        from gpipe_cli.pipeline.layers import named_layers
+
+        self.layers = named_layers(layers)
+        self._layers = layers
+        self._costs: dict[tuple[Any, ...], Sequence[float]] = {}
+        self._num_parameters: int | None = None
+        self._activation_bytes: dict[tuple[int, int], int] = {}
+
+    @property
+    def num_parameters(self) -> int:
+        import torch
+
+        if self._num_parameters is None:
+            with torch.device("meta"):
+                modules = [layer.build(index, 0) for index, layer in enumerate(self.layers)]
+            self._num_parameters = sum(p.numel() for module in modules for p in module.parameters())
+        return self._num_parameters
+
+    def balance(self, config: BenchConfig, case: Case, num_ranks: int, device_type: str) -> tuple[int, ...]:
+        """The cut of a configuration: its own if that fits, the given one, or as the engine makes it."""
+        from gpipe_cli.pipeline.partition import check_balance, cut
+        from gpipe_cli.pipeline.schedule import make_schedule, stage_weights
+
+        if case.partitions == 1:
+            return (len(self.layers),)
+        if case.balance is not None and sum(case.balance) == len(self.layers):
+            return case.balance
+        if config.balance is not None and len(config.balance) == case.partitions:
+            try:
+                return check_balance(config.balance, len(self.layers), case.partitions)
+            except ValueError as error:
+                raise ConfigError("balance", config.balance, str(error).partition(": ")[2]) from error
+        schedule = make_schedule(case.partitions, case.micro_batches, case.schedule, case.remat, num_ranks)
+        return cut(self._cost(config, case, device_type), case.partitions, stage_weights(schedule))
+
+    def _cost(self, config: BenchConfig, case: Case, device_type: str) -> Sequence[float]:
+        import torch
+
+        from gpipe_cli.pipeline.profile import count_costs, measure_layers
+
+        samples = max(1, case.batch_size // case.micro_batches)
+        key = (config.cut, samples, case.image_size)
+        if key in self._costs:
+            return self._costs[key]
+        shape = sample_shape(samples, case.image_size)
+        try:
+            if config.cut == "time":
+                sample = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+                if config.channels_last:
+                    sample = sample.contiguous(memory_format=torch.channels_last)
+                torch.set_num_threads(config.threads or 1)
+                found: Sequence[float] = measure_layers(self._layers, sample, torch.device(device_type))
+            else:
+                found = [cost.work for cost in count_costs(self._layers, torch.empty(shape, device="meta"))]
+        except (RuntimeError, NotImplementedError, ValueError) as error:
+            problem = f"the layers cannot be costed ({str(error).splitlines()[0]})"
+            if config.cut == "flops":
+                problem += "; use cut=time or balance=[…]"
+            raise ConfigError("cut", config.cut, problem) from error
+        self._costs[key] = found
+        return found
+
+    def activation_bytes(self, samples: int, image_size: int) -> int:
+        """Bytes held for the backward pass of `samples` samples through all layers; 0 where it cannot be counted."""
+        import torch
+
+        from gpipe_cli.pipeline.memory import ActivationMeter
+
+        key = (samples, image_size)
+        if key not in self._activation_bytes:
+            value: Any = torch.empty(sample_shape(samples, image_size), device="meta")
+            try:
+                with ActivationMeter() as meter:
+                    for index, layer in enumerate(self.layers):
+                        with torch.device("meta"):
+                            module = layer.build(index, 0)
+                        value = module.to("meta")(value)
+                self._activation_bytes[key] = meter.peak_bytes
+            except Exception:  # a user's layers need not run without computing: then nothing is known, and it is tried
+                self._activation_bytes[key] = 0
+        return self._activation_bytes[key]

@@ -1,0 +1,153 @@
+"""How long a schedule takes and what it holds, predicted from the costs of its stages. No torch here.
+
+Follows the runtime: a rank runs its operations in their order; one starts when the rank is free and the results it
+needs have arrived. Sends cost the sender no time, and what one rank sends another in one direction travels one after
+the other. A recomputation needs nothing from the neighbours, so it fills the wait for a gradient.
+
+Times may be of any exact type (int, Fraction): nothing is rounded, so the bubble of equal stages without
+re-materialization and with free transfers is (K - 1) / (M + K - 1) to the last digit (paper, section 2.3).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .schedule import Event, Operation, OperationKind, Schedule, predecessors
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """What one micro-batch costs on one stage.
+
+    ``transfer_s``: seconds from the end of an operation until its result is usable on the next stage's rank; the
+    gradient on its way back takes as long. ``rematerialize_s`` is the forward pass's time where it is not given.
+    ``update_s``: the optimizer's step, once a mini-batch. ``input_bytes``: the stage's inputs, held from the forward
+    to the backward pass; ``activation_bytes``: what is held besides them while the activations are kept;
+    ``saved_bytes``: how much of both autograd itself keeps.
+    """
+
+    forward_s: float
+    backward_s: float
+    rematerialize_s: float | None = None
+    transfer_s: float = 0
+    update_s: float = 0
+    input_bytes: int = 0
+    activation_bytes: int = 0
+    saved_bytes: int = 0
+
+    def seconds(self, kind: OperationKind) -> float:
+        """The one cost rule: seconds of an operation of this kind."""
+        if kind is OperationKind.FORWARD:
+            return self.forward_s
+        if kind is OperationKind.BACKWARD:
+            return self.backward_s
+        return self.forward_s if self.rematerialize_s is None else self.rematerialize_s
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A predicted mini-batch; the tuples have an entry per rank.
+
+    ``step_time_s``: until the last rank is done, optimizer included. ``bubble_fraction``: share of the ranks' time in
+    which they wait. ``peak_activation_bytes``: kept activations and inputs at the worst moment; ``peak_saved_bytes``:
+    of these, what autograd holds, which is what an ActivationMeter counts. ``peak_stored_micro_batches``: most
+    micro-batches between forward and backward pass, over all stages of the rank.
+    """
+
+    events: tuple[tuple[Event, ...], ...]
+    step_time_s: float
+    bubble_fraction: float
+    busy_s: tuple[float, ...]
+    peak_activation_bytes: tuple[int, ...]
+    peak_saved_bytes: tuple[int, ...]
+    peak_stored_micro_batches: tuple[int, ...]
+
+
+def simulate(schedule: Schedule, costs: Sequence[StageCost]) -> Simulation:
+    """Predict a mini-batch of ``schedule`` with one cost a stage.
+
+    Raises ValueError for another number of costs, or a schedule that never ends.
+    """
+    if len(costs) != schedule.num_stages:
+        raise ValueError(f"{len(costs)} costs for {schedule.num_stages} stages: give one for each")
+    events = _run(schedule, costs)
+    updates = [sum(costs[stage].update_s for stage in stages) for stages in schedule.stages_of_rank]
+    busy = tuple(
+        sum(event.end_s - event.start_s for event in ran) + update for ran, update in zip(events, updates, strict=True)
+    )
+    step_time = max((ran[-1].end_s if ran else 0) + update for ran, update in zip(events, updates, strict=True))
+    available = schedule.num_ranks * step_time
+    peaks = [peak_memory(operations, schedule, costs) for operations in schedule.operations]
+    return Simulation(
+        events=events,
+        step_time_s=step_time,
+        bubble_fraction=(available - sum(busy)) / available if available else 0,
+        busy_s=busy,
+        peak_activation_bytes=tuple(peak[0] for peak in peaks),
+        peak_saved_bytes=tuple(peak[1] for peak in peaks),
+        peak_stored_micro_batches=tuple(peak[2] for peak in peaks),
+    )
+
+
+def _run(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[tuple[Event, ...], ...]:
+    home = schedule.rank_of_stage
+    ended: dict[Operation, float] = {}
+    arrived: dict[Operation, float] = {}  # results that cross to another rank
+    link_free: dict[tuple[int, int, OperationKind], float] = defaultdict(int)
+    free: list[float] = [0] * schedule.num_ranks
+    events: list[list[Event]] = [[] for _ in range(schedule.num_ranks)]
+    remaining = sum(len(operations) for operations in schedule.operations)
+    while remaining:
+        before = remaining
+        for rank, operations in enumerate(schedule.operations):
+            for op in operations[len(events[rank]) :]:
+                needs = predecessors(schedule, op)
+                if any(need not in ended for need in needs):
+                    break
+                ready = [ended[n] if home[n.stage] == rank else arrived[n] for n in needs]
+                start = max([free[rank], *ready])
+                end = start + costs[op.stage].seconds(op.kind)
+                events[rank].append(Event(op, start, end))
+                ended[op] = free[rank] = end
+                remaining -= 1
+                boundary = _crossed(op)
+                if 0 <= boundary < schedule.num_stages - 1:
+                    target = home[boundary + 1] if op.kind is OperationKind.FORWARD else home[boundary]
+                    if target != rank:
+                        link = (rank, target, op.kind)
+                        arrived[op] = link_free[link] = max(end, link_free[link]) + costs[boundary].transfer_s
+        if remaining == before:
+            raise ValueError("the schedule never ends: validate_schedule shows where it is stuck")
+    return tuple(tuple(ran) for ran in events)
+
+
+def _crossed(op: Operation) -> int:
+    """The stage whose output boundary the result of ``op`` crosses; -1 for none."""
+    if op.kind is OperationKind.FORWARD:
+        return op.stage
+    return op.stage - 1 if op.kind is OperationKind.BACKWARD else -1
+
+
+def peak_memory(
+    operations: Sequence[Operation], schedule: Schedule, costs: Sequence[StageCost]
+) -> tuple[int, int, int]:
+    """Most bytes held, most bytes held by autograd, most micro-batches stored, while ``operations`` run in order."""
+    held = saved = stored = 0
+    peak_held = peak_saved = peak_stored = 0
+    for op in operations:
+        cost = costs[op.stage]
+        if op.kind is OperationKind.FORWARD:
+            stored += 1
+            held += cost.input_bytes
+        if op.kind is OperationKind.REMATERIALIZE or (
+            op.kind is OperationKind.FORWARD and (op.stage, op.micro_batch) not in schedule.rematerialized
+        ):
+            held, saved = held + cost.activation_bytes, saved + cost.saved_bytes
+        peak_held, peak_saved, peak_stored = max(peak_held, held), max(peak_saved, saved), max(peak_stored, stored)
+        if op.kind is OperationKind.BACKWARD:
+            stored -= 1
+            held -= cost.activation_bytes + cost.input_bytes
+            saved -= cost.saved_bytes
+    return peak_held, peak_saved, peak_stored

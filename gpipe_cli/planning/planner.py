@@ -1,0 +1,264 @@
+"""Plans: what a network, a cut, K and M give on some hardware, in time and memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpipe_cli.errors import ConfigError
+from gpipe_cli.pipeline.partition import check_balance, cut
+from gpipe_cli.pipeline.schedule import REMAT_MODES, Operation, OperationKind, Schedule, make_schedule
+from gpipe_cli.pipeline.simulate import Simulation, peak_memory, simulate
+from gpipe_cli.planning.counting import NetworkCount
+from gpipe_cli.planning.hardware import Hardware, described
+from gpipe_cli.planning.optimizers import bytes_per_parameter, num_kept_values
+from gpipe_cli.planning.stages import Stage, make_stages
+
+if TYPE_CHECKING:
+    from gpipe_cli.config_plan import PlanConfig
+    from gpipe_cli.pipeline import Layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What distinguishes one plan from another of the same network.
+
+    `recompute_fresh`: with remat=full, recompute also what the last operation has just computed, as the paper's and
+    torchgpipe's code do; our schedules do not.
+    """
+
+    partitions: int
+    micro_batches: int
+    batch_size: int
+    remat: str
+    cut: str
+    balance: tuple[int, ...] | None = None
+    ranks: int | None = None
+    recompute_fresh: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A predicted training step. Tuples have an entry per stage, those named `_per_rank` one per rank."""
+
+    choice: Choice
+    schedule: Schedule
+    hardware: Hardware
+    stages: tuple[Stage, ...]
+    simulation: Simulation
+    activation_bytes_by_remat: tuple[dict[str, int], ...]
+    memory_bytes_per_rank: tuple[int, ...]
+
+    @property
+    def balance(self) -> tuple[int, ...]:
+        return tuple(len(stage.layers) for stage in self.stages)
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.choice.batch_size / self.simulation.step_time_s
+
+    @property
+    def fits(self) -> bool:
+        return max(self.memory_bytes_per_rank) <= self.hardware.memory_bytes
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(stage.num_parameters for stage in self.stages)
+
+    @property
+    def parameter_bytes(self) -> float:
+        return sum(stage.parameter_bytes for stage in self.stages)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Peaks of all ranks together, the mini-batch's input included."""
+        return sum(self.simulation.peak_activation_bytes) + sum(stage.resident_bytes for stage in self.stages)
+
+
+class Planner:
+    """Evaluates choices for one network on one kind of hardware.
+
+    `measured_s`: (samples, threads) -> seconds of every layer's two passes together, for cut=time.
+    """
+
+    def __init__(self, config: PlanConfig, network: NetworkCount, layers: Layers) -> None:
+        self.config = config
+        self.network = network
+        self._layers = layers
+        self._kept_values = num_kept_values(config.optimizer)
+        self.bytes_per_parameter = float(config.bytes_per_parameter or bytes_per_parameter(config.optimizer))
+        self._hardware: dict[int, Hardware] = {}
+        self._seconds: dict[tuple[int, int, int], tuple[float, float]] = {}
+        self._measured: dict[tuple[int, int], tuple[float, ...]] = {}
+        self._cuts: dict[tuple[object, ...], tuple[int, ...]] = {}
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.network.layers)
+
+    def first_choice(self) -> Choice:
+        """The settings as given; with `auto` in one of them, a starting point."""
+        config = self.config
+        partitions = config.partitions if isinstance(config.partitions, int) else 1
+        micro_batches = config.micro_batches if isinstance(config.micro_batches, int) else 1
+        return Choice(
+            partitions=partitions,
+            micro_batches=micro_batches,
+            batch_size=config.batch_size,
+            remat=config.remat,
+            cut=config.cut,
+            balance=config.balance,
+            ranks=config.ranks,
+        )
+
+    def evaluate(self, choice: Choice) -> Plan:
+        """The plan of one choice. Raises ConfigError for one that cannot be."""
+        self._check(choice)
+        ranks = choice.ranks or choice.partitions
+        hardware = self.hardware(ranks)
+        num_samples = math.ceil(choice.batch_size / choice.micro_batches)
+        stages = make_stages(
+            self.network,
+            self._balance(choice, num_samples, ranks),
+            num_samples,
+            choice.batch_size,
+            hardware=hardware,
+            seconds=lambda layer, samples: self.layer_s(layer, samples, ranks),
+            bytes_per_parameter=self.bytes_per_parameter,
+            kept_values=self._kept_values,
+        )
+        kept = self._kept(choice, stages, hardware) if choice.remat == "auto" else None
+        schedule = _schedule(choice, self.config.schedule, choice.remat, kept)
+        simulation = simulate(schedule, [stage.cost for stage in stages])
+        return Plan(
+            choice=choice,
+            schedule=schedule,
+            hardware=hardware,
+            stages=stages,
+            simulation=simulation,
+            activation_bytes_by_remat=self._by_remat(choice, stages),
+            memory_bytes_per_rank=tuple(
+                _memory_bytes([stages[number] for number in numbers], peak)
+                for numbers, peak in zip(schedule.stages_of_rank, simulation.peak_activation_bytes, strict=True)
+            ),
+        )
+
+    def hardware(self, ranks: int) -> Hardware:
+        """One of `ranks` accelerators; the CPU's cores and memory are shared out."""
+        config = self.config
+        if config.hardware.name != "cpu":
+            return described(config.hardware, config.precision)
+        if ranks not in self._hardware:
+            from gpipe_cli.planning.cpu import measured
+
+            self._hardware[ranks] = measured(config.hardware, config.precision, ranks)
+        return self._hardware[ranks]
+
+    def layer_s(self, layer: int, num_samples: int, ranks: int) -> tuple[float, float]:
+        """Seconds of a layer forward and backward (the loss is the layer after the last)."""
+        count = self.network.layers[layer] if layer < self.num_layers else self.network.loss
+        key = (id(count), num_samples, ranks)
+        if key not in self._seconds:
+            hardware = self.hardware(ranks)
+            self._seconds[key] = (
+                hardware.seconds(count.forward, num_samples),
+                hardware.seconds(count.backward, num_samples),
+            )
+        forward, backward = self._seconds[key]
+        if self.config.cut == "time" and layer < self.num_layers:
+            # The clock knows both passes together; the count divides them.
+            scale = self._measure(num_samples, ranks)[layer] / (forward + backward)
+            return forward * scale, backward * scale
+        return forward, backward
+
+    def _measure(self, num_samples: int, ranks: int) -> tuple[float, ...]:
+        if (num_samples, ranks) not in self._measured:
+            from gpipe_cli.planning.measuring import measured_layers
+
+            self._measured[num_samples, ranks] = measured_layers(self.config, self._layers, num_samples, ranks)
+        return self._measured[num_samples, ranks]
+
+    def _balance(self, choice: Choice, num_samples: int, ranks: int) -> tuple[int, ...]:
+        if choice.balance is not None:
+            return choice.balance
+        key = (choice.partitions, num_samples, ranks, choice.cut, choice.remat, choice.micro_batches)
+        if key not in self._cuts:
+            if choice.cut == "memory":
+                costs = self._layer_bytes(choice, num_samples)
+            else:
+                recomputed = choice.remat != "none"
+                times = [self.layer_s(layer, num_samples, ranks) for layer in range(self.num_layers + 1)]
+                costs = [forward * (1 + recomputed) + backward for forward, backward in times]
+                costs[-2:] = [costs[-2] + costs[-1]]  # the loss is at home with the last layer
+            self._cuts[key] = cut(costs, choice.partitions)
+        return self._cuts[key]
+
+    def _layer_bytes(self, choice: Choice, num_samples: int) -> list[float]:
+        stored = choice.micro_batches if choice.remat == "none" else 1
+        return [
+            count.num_parameters * self.bytes_per_parameter
+            + stored * (count.saved_inside.at(num_samples) + sum(o.num_bytes.at(num_samples) for o in count.outputs))
+            for count in self.network.layers
+        ]
+
+    def _kept(self, choice: Choice, stages: Sequence[Stage], hardware: Hardware) -> list[int]:
+        """Micro-batches whose activations each stage can keep, its rank's memory shared evenly among its stages."""
+        full = _schedule(choice, self.config.schedule, "full", None)
+        kept = [1] * len(stages)
+        for numbers in full.stages_of_rank:
+            own = [stages[number] for number in numbers]
+            inputs = sum(stage.cost.input_bytes * choice.micro_batches for stage in own)
+            left = (hardware.memory_bytes - _memory_bytes(own, inputs)) / len(own)
+            for number, stage in zip(numbers, own, strict=True):
+                room = left / stage.cost.activation_bytes if stage.cost.activation_bytes else choice.micro_batches
+                kept[number] = max(1, min(choice.micro_batches, int(room)))
+        return kept
+
+    def _by_remat(self, choice: Choice, stages: Sequence[Stage]) -> tuple[dict[str, int], ...]:
+        costs = [stage.cost for stage in stages]
+        peaks: list[dict[str, int]] = [{} for _ in stages]
+        for remat in REMAT_MODES:
+            if remat == "auto":
+                continue
+            schedule = _schedule(choice, self.config.schedule, remat, None)
+            for number, stage in enumerate(stages):
+                rank = schedule.operations[schedule.rank_of_stage[number]]
+                own = [operation for operation in rank if operation.stage == number]
+                peaks[number][remat] = peak_memory(own, schedule, costs)[0] + stage.resident_bytes
+        return tuple(peaks)
+
+    def _check(self, choice: Choice) -> None:
+        if choice.partitions > self.num_layers:
+            problem = f"the network has {self.num_layers} layers to share out; use partitions={self.num_layers} or less"
+            raise ConfigError("partitions", choice.partitions, problem)
+        if choice.balance is not None:
+            try:
+                check_balance(choice.balance, self.num_layers, choice.partitions)
+            except ValueError as error:
+                raise ConfigError("balance", choice.balance, str(error).partition(": ")[2]) from error
+
+
+def _schedule(choice: Choice, policy: str, remat: str, kept: list[int] | None) -> Schedule:
+    try:
+        schedule = make_schedule(choice.partitions, choice.micro_batches, policy, remat, choice.ranks, kept)
+    except ValueError as error:
+        raise ConfigError(None, None, str(error)) from error
+    if not (choice.recompute_fresh and remat == "full"):
+        return schedule
+    operations = tuple(tuple(_recompute_all(ran, schedule.rematerialized)) for ran in schedule.operations)
+    return replace(schedule, operations=operations)
+
+
+def _recompute_all(operations: Iterable[Operation], already: frozenset[tuple[int, int]]) -> Iterator[Operation]:
+    for op in operations:
+        if op.kind is OperationKind.BACKWARD and (op.stage, op.micro_batch) not in already:
+            yield Operation(op.stage, OperationKind.REMATERIALIZE, op.micro_batch)
+        yield op
+
+
+def _memory_bytes(stages: Sequence[Stage], activation_bytes: int) -> int:
+    """A rank's memory: what its stages hold all the time, the activations' peak, and room for the largest operation."""
+    constant = sum(stage.parameter_bytes + stage.resident_bytes for stage in stages)
+    return int(constant + activation_bytes + max(stage.working_bytes for stage in stages))

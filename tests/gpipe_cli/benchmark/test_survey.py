@@ -1,0 +1,75 @@
+"""What can be measured here, and where it is cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpipe_cli.benchmark import survey as module
+from gpipe_cli.benchmark.grid import Case, Impossible, grid
+from gpipe_cli.benchmark.suites import suite_cases
+from gpipe_cli.benchmark.survey import rank_plan, survey
+from gpipe_cli.compose import load
+from gpipe_cli.errors import ConfigError
+from gpipe_cli.pipeline import Pipeline
+from gpipe_cli.pipeline.profile import count_costs
+from gpipe_cli.training.networks import build_network
+
+torch = pytest.importorskip("torch")
+
+
+def test_the_cut_is_the_one_that_the_engine_makes(config) -> None:
+    settings = config("partitions=2", "micro_batches=4", "remat=full")
+    [case] = survey(settings, grid(settings))
+    layers = build_network(settings.model, settings.num_classes, settings.image_size, 0)
+    costs = [cost.work for cost in count_costs(layers, torch.empty(2, 3, 8, 8, device="meta"))]
+    # In this process all stages are in one rank; the order of one rank each is what the bench's ranks have.
+    pipe = Pipeline(layers, 2, 4, loss_fn=lambda outputs, _: outputs.sum(), remat="full", costs=costs)
+    assert sum(case.balance) == len(pipe.layer_names) == 6
+    assert len(case.balance) == 2
+
+
+def test_a_given_cut_is_taken_and_a_wrong_one_refused(config) -> None:
+    settings = config("partitions=[1,2]", "micro_batches=2", "remat=none", "balance=[2,4]")
+    assert [case.balance for case in survey(settings, grid(settings))] == [(6,), (2, 4)]
+    wrong = config("partitions=2", "micro_batches=2", "remat=none", "balance=[2,2]")
+    with pytest.raises(ConfigError, match=r"balance=\[2,2\]: sums to 4, the network has 6 layers"):
+        survey(wrong, grid(wrong))
+
+
+def test_impossible_rows_say_why_and_the_others_stay(config) -> None:
+    settings = config("partitions=[2,9]", "micro_batches=[2,16]", "remat=none")
+    found = survey(settings, grid(settings))
+    assert [type(row) for row in found] == [Case, Impossible, Impossible, Impossible]
+    assert str(found[1]) == "K=9 M=2 remat=none: the network has only 6 layers to cut into partitions"
+    assert "only batch_size=8 samples" in found[2].reason
+
+
+def test_a_table_of_the_paper_needs_an_accelerator_a_partition(monkeypatch) -> None:
+    settings = load("bench", ["suite=table2", "micro_batches=4"])
+    monkeypatch.setattr(module, "count_gpus", lambda: 0)
+    found = survey(settings, suite_cases(settings))
+    assert [row.reason for row in found] == [
+        f"needs {number} GPUs, none was found (device=cpu measures on the cores instead)" for number in (2, 4, 8)
+    ]
+
+
+def test_a_row_that_memory_is_too_small_for_is_not_tried(config, monkeypatch) -> None:
+    settings = config("partitions=1", "micro_batches=[1,8]", "remat=full")
+    whole, parts = grid(settings)
+    network = module._Networks(settings).of(settings.model)
+    needed = 16 * network.num_parameters + network.activation_bytes(8, 8)
+    monkeypatch.setattr(module, "_free_bytes", lambda: needed)
+    refused, fitting = survey(settings, [whole, parts])
+    assert "of memory" in refused.reason
+    assert isinstance(fitting, Case)
+
+
+def test_the_plain_loop_has_all_cores_and_others_the_threads_asked_for(config) -> None:
+    settings = config("partitions=2", "micro_batches=2", "remat=none")
+    [case] = grid(settings)
+    assert rank_plan(settings, case).num_threads == 1
+    single = replace(case, baseline="single", partitions=1)
+    assert rank_plan(settings, single).num_threads == module.available_cores()
+    assert rank_plan(settings, case).num_ranks == 2

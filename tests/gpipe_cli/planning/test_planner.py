@@ -1,0 +1,167 @@
+"""Plans: what they predict is consistent, agrees with the engine's counters, and impossible ones are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gpipe_cli.errors import ConfigError
+from gpipe_cli.pipeline import Pipeline, cut
+from gpipe_cli.pipeline.memory import ActivationMeter
+from gpipe_cli.planning.network import make_planner
+from gpipe_cli.planning.planner import Choice
+from gpipe_cli.training.networks import build_network
+
+pytestmark = pytest.mark.usefixtures("counted_once")
+
+
+def plan_of(config):
+    planner = make_planner(config)
+    return planner.evaluate(planner.first_choice())
+
+
+def test_a_plan_counts_every_layer_and_parameter(plan_config):
+    plan = plan_of(plan_config("partitions=3", "micro_batches=4"))
+    layers = build_network(plan_config().model, 10, 16, 0)
+    assert sum(plan.balance) == len(layers)
+    assert plan.num_parameters == sum(p.numel() for _, build in layers for p in build().parameters())
+    assert plan.samples_per_s == 16 / plan.simulation.step_time_s
+    assert len(plan.stages) == len(plan.memory_bytes_per_rank) == 3
+
+
+def test_the_cut_is_the_engines_on_predicted_times(plan_config):
+    planner = make_planner(plan_config("partitions=3", "micro_batches=4", "remat=none"))
+    plan = planner.evaluate(planner.first_choice())
+    times = [sum(planner.layer_s(layer, 4, 3)) for layer in range(planner.num_layers + 1)]
+    assert plan.balance == cut([*times[:-2], times[-2] + times[-1]], 3)
+
+
+def test_a_given_balance_is_kept(plan_config):
+    assert plan_of(plan_config("partitions=3", "micro_batches=4", "balance=[1,2,4]")).balance == (1, 2, 4)
+
+
+@pytest.mark.parametrize(("partitions", "remat", "schedule"), [
+    (1, "full", "gpipe"), (1, "none", "gpipe"), (3, "full", "gpipe"), (3, "except_last", "1f1b"), (3, "none", "1f1b"),
+])  # fmt: skip
+def test_predicted_peak_activations_are_those_that_the_engine_holds(plan_config, partitions, remat, schedule):
+    settings = (f"partitions={partitions}", "ranks=1", "micro_batches=4", f"remat={remat}", f"schedule={schedule}")
+    config = plan_config(*settings)
+    plan = plan_of(config)
+    layers = build_network(config.model, 10, 16, 0)
+    pipe = Pipeline(
+        layers, partitions, 4, loss_fn=F.cross_entropy, remat=remat, schedule=schedule, balance=plan.balance
+    )
+    images, labels = torch.randn(16, 3, 16, 16), torch.arange(16) % 10
+    pipe.forward_backward(images, labels)
+    with ActivationMeter(excluded=[*pipe.parameters(), *pipe.module.buffers()]) as meter:
+        pipe.forward_backward(images, labels)
+    predicted = plan.simulation.peak_saved_bytes[0] + plan.stages[0].resident_bytes
+    assert predicted == pytest.approx(meter.peak_bytes, rel=0.1)
+
+
+def test_rematerialization_trades_memory_for_time(plan_config):
+    full, none = (plan_of(plan_config("partitions=2", "micro_batches=8", f"remat={r}")) for r in ("full", "none"))
+    assert full.activation_bytes < none.activation_bytes / 2
+    assert full.simulation.step_time_s > none.simulation.step_time_s
+    assert full.activation_bytes_by_remat == none.activation_bytes_by_remat
+    peaks = [stage["full"] for stage in full.activation_bytes_by_remat]
+    assert sum(peaks) == full.activation_bytes
+    assert sum(stage["none"] for stage in full.activation_bytes_by_remat) == none.activation_bytes
+
+
+def test_remat_auto_keeps_what_fits(plan_config):
+    settings = ("partitions=2", "micro_batches=8")
+    roomy = plan_of(plan_config(*settings, "remat=auto"))
+    assert roomy.schedule.rematerialized == frozenset()
+    full, none = (plan_of(plan_config(*settings, f"remat={r}")) for r in ("full", "none"))
+    between = (max(full.memory_bytes_per_rank) + max(none.memory_bytes_per_rank)) / 2
+    tight = plan_of(plan_config(*settings, "remat=auto", f"hardware.memory_gb={between / 1e9 + 0.6}"))
+    assert tight.fits
+    assert 0 < len(tight.schedule.rematerialized) < len(full.schedule.rematerialized)
+
+
+def test_several_stages_on_a_rank_share_its_memory(plan_config):
+    plan = plan_of(plan_config("partitions=4", "ranks=2", "micro_batches=4", "schedule=interleaved"))
+    assert plan.schedule.stages_of_rank == ((0, 2), (1, 3))
+    assert len(plan.memory_bytes_per_rank) == 2
+    assert plan.memory_bytes_per_rank[0] > sum(plan.stages[stage].parameter_bytes for stage in (0, 2))
+
+
+def test_recomputing_also_what_is_fresh_costs_a_single_micro_batch_a_forward_pass(plan_config):
+    planner = make_planner(plan_config("partitions=2", "micro_batches=1"))
+    choice = planner.first_choice()
+    assert planner.evaluate(choice).schedule.rematerialized == frozenset()
+    always = planner.evaluate(dataclasses.replace(choice, recompute_fresh=True))
+    assert always.schedule.rematerialized == {(0, 0), (1, 0)}
+    assert always.simulation.step_time_s > planner.evaluate(choice).simulation.step_time_s
+
+
+def test_a_cut_by_memory_has_the_smaller_largest_rank(plan_config):
+    planner = make_planner(plan_config("partitions=3", "micro_batches=16", "model.filters=256"))
+    by_time = planner.evaluate(planner.first_choice())
+    by_memory = planner.evaluate(dataclasses.replace(planner.first_choice(), cut="memory"))
+    assert max(by_memory.memory_bytes_per_rank) <= max(by_time.memory_bytes_per_rank)
+
+
+def test_uneven_micro_batches_are_planned_by_the_largest(plan_config):
+    assert plan_of(plan_config("partitions=1", "micro_batches=3")).stages[0].cost.forward_s == pytest.approx(
+        plan_of(plan_config("partitions=1", "micro_batches=2", "batch_size=12")).stages[0].cost.forward_s
+    )
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    (("partitions=8", "micro_batches=1"), "partitions=8: the network has 7 layers"),
+    (("partitions=2", "micro_batches=1", "balance=[3,3]"), r"balance=\[3,3\]: sums to 6, the network has 7 layers"),
+    (("partitions=3", "ranks=2", "micro_batches=1", "schedule=interleaved"), "3 stages cannot be dealt evenly"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused(plan_config, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        plan_of(plan_config(*settings))
+
+
+GIANTS = {
+    "AmoebaNet-D (72, 512) on 8": """
+        from gpipe_cli.cli import main
+        main(["plan", "model=amoebanet_d", "model.layers=72", "model.filters=512", "model.aux_head=false",
+              "partitions=8", "micro_batches=32", "hardware=tpu_v2"])
+    """,
+    "Transformer of 1663 layers on 128": """
+        import dataclasses, torch
+        from gpipe_cli.compose import load
+        from gpipe_cli.models.transformer.network import transformer
+        from gpipe_cli.planning.counting import count_network
+        from gpipe_cli.planning.planner import Planner
+        config = load("plan", ["hardware=tpu_v3", "partitions=128", "micro_batches=32", "batch_size=32"])
+        layers = transformer(num_layers=1663, width=2048, num_heads=32, ff_width=8192, vocab_size=32000, seq_len=1024)
+        network = count_network(layers, torch.empty(1, 1024, dtype=torch.int64, device="meta"))
+        planner = Planner(config, network, layers)
+        plan = planner.evaluate(planner.first_choice())
+        assert 83.8e9 < plan.num_parameters < 84e9, plan.num_parameters
+    """,
+}
+
+
+@pytest.mark.parametrize("code", GIANTS.values(), ids=GIANTS)
+def test_giants_are_planned_in_seconds_and_without_their_memory(code, tmp_path: Path):
+    """The promise is 5 s and 1 GiB, imports included. CPU seconds, and three times as many: the machine may be busy."""
+    lines = "\n".join(line.strip() for line in code.splitlines())
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    report = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    command = [sys.executable, "-c", f"{lines}\n{report}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 15
+    assert int(done.stdout.split()[-1]) * 1024 < 2**30
+
+
+def test_a_choice_has_no_hidden_defaults(plan_config):
+    choice = make_planner(plan_config("partitions=2", "micro_batches=4")).first_choice()
+    assert choice == Choice(partitions=2, micro_batches=4, batch_size=16, remat="full", cut="flops")

@@ -1,0 +1,25 @@
+"""The plot of the speed-up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpipe_cli.reporting.speedup import Speed, _ours, plot_speedup
+
+SPEEDS = [
+    Speed(curve="remat full", partitions=k, micro_batches=m, samples_per_s=10.0 * k * m) for k in (1, 2) for m in (1, 4)
+]
+
+
+def test_the_slowest_corner_counts_as_one() -> None:
+    assert _ours(SPEEDS, "remat full") == {1: [(1, 1.0), (2, 2.0)], 4: [(1, 4.0), (2, 8.0)]}
+
+
+def test_it_is_drawn_when_there_are_two_numbers_of_partitions(tmp_path: Path) -> None:
+    assert plot_speedup(tmp_path / "speedup.png", SPEEDS, "title")
+    assert (tmp_path / "speedup.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_there_is_no_picture_without_anything_to_compare(tmp_path: Path) -> None:
+    assert not plot_speedup(tmp_path / "speedup.png", SPEEDS[:2], "title")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,53 @@
+"""The settings of `gpipe plan`: types, and combinations that cannot work, each refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpipe_cli.catalogue import group_choices
+from gpipe_cli.compose import load
+from gpipe_cli.errors import ConfigError
+
+
+def test_partitions_and_micro_batches_are_numbers_or_auto():
+    config = load("plan", [])
+    assert (config.partitions, config.micro_batches) == ("auto", "auto")
+    config = load("plan", ["partitions=4", "micro_batches=32"])
+    assert (config.partitions, config.micro_batches) == (4, 32)
+
+
+@pytest.mark.parametrize("suite", group_choices("plan")["suite"])
+def test_every_suite_and_hardware_composes(suite):
+    assert load("plan", [f"suite={suite}"]).suite == suite
+
+
+@pytest.mark.parametrize("hardware", group_choices("plan")["hardware"])
+def test_every_hardware_composes(hardware):
+    assert load("plan", [f"hardware={hardware}"]).hardware.name == hardware
+
+
+@pytest.mark.parametrize(("words", "line"), [
+    (["suite=tabel1"], "suite=tabel1: choose one of table1, table2, table3, torchgpipe; did you mean table1?"),
+    (["hardware=p4000"], "hardware=p4000: choose one of a100, cpu, h100, h200, p100, p40, tpu_v2, tpu_v3, v100; "
+     "did you mean p40?"),
+    (["partitions=some"], "partitions=some: expected a whole number, 1 or more, or auto"),
+    (["partitions=0"], "partitions=0: expected a whole number, 1 or more, or auto"),
+    (["micro_batches=2.5"], "micro_batches=2.5: expected a whole number, 1 or more, or auto"),
+    (["micro_batches=129"], "micro_batches=129: there are only batch_size=128 samples to split; use at most that, or "
+     "auto"),
+    (["balance=[5,5]"], "balance=[5,5]: names 2 partitions but partitions=auto; make them equal"),
+    (["partitions=2", "ranks=3"], "ranks=3: there is work for partitions=2 ranks only; use that or less"),
+    (["ranks=3"], "ranks=3: give partitions as well; for partitions=auto use accelerators"),
+    (["schedule=interleaved", "partitions=4"], "schedule=interleaved: deals several partitions to each rank; give "
+     "ranks=R and a multiple of R as partitions"),
+    (["hardware=p40", "precision=bf16"], "precision=bf16: hardware=p40 has no bfloat16 units; use precision=fp32"),
+    (["hardware=p40", "cut=time"], "cut=time: measures layers here, but hardware=p40; use cut=flops, or hardware=cpu"),
+    (["hardware=p40", "hardware.memory_gb=null"], "hardware.memory_gb=null: only hardware=cpu can be measured; give a "
+     "number"),
+    (["dataset=digits"], "dataset=digits: unknown key; gpipe plan --help lists the keys"),
+    (["suite=table1", "baseline=null"], "baseline=null: unknown key; gpipe plan --help lists the keys"),
+])  # fmt: skip
+def test_a_refusal_is_one_line(words, line):
+    with pytest.raises(ConfigError) as refused:
+        load("plan", words)
+    assert str(refused.value) == line
