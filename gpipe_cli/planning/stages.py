@@ -85,7 +85,7 @@ def make_stages(
 
 
 def update_s(num_parameters: int, num_tensors: int, kept_values: float, hardware: Hardware) -> float:
-    """The optimizer's step: weights and its values read and written, gradients read, some operations for each tensor."""
+    """The optimizer's step: weights and its values read and written, gradients read, some operations a tensor."""
     moved = num_parameters * FLOAT_BYTES * (3 + 2 * kept_values)
     return moved / hardware.stream_bytes_per_s + num_tensors * (2 + 2 * kept_values) * hardware.overhead_s
 

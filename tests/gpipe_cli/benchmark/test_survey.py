@@ -5,29 +5,34 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
 from gpipe_cli.benchmark import survey as module
 from gpipe_cli.benchmark.grid import Case, Impossible, grid
 from gpipe_cli.benchmark.suites import suite_cases
 from gpipe_cli.benchmark.survey import rank_plan, survey
 from gpipe_cli.compose import load
+from gpipe_cli.config_bench import BenchConfig
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.pipeline import Pipeline
 from gpipe_cli.pipeline.profile import count_costs
 from gpipe_cli.training.networks import build_network
 
-torch = pytest.importorskip("torch")
 
-
-def test_the_cut_is_the_one_that_the_engine_makes(config) -> None:
-    settings = config("partitions=2", "micro_batches=4", "remat=full")
-    [case] = survey(settings, grid(settings))
+def engines_cut(settings: BenchConfig, remat: str) -> list[int]:
+    """Runs in every rank: where the engine itself cuts."""
     layers = build_network(settings.model, settings.num_classes, settings.image_size, 0)
     costs = [cost.work for cost in count_costs(layers, torch.empty(2, 3, 8, 8, device="meta"))]
-    # In this process all stages are in one rank; the order of one rank each is what the bench's ranks have.
-    pipe = Pipeline(layers, 2, 4, loss_fn=lambda outputs, _: outputs.sum(), remat="full", costs=costs)
-    assert sum(case.balance) == len(pipe.layer_names) == 6
-    assert len(case.balance) == 2
+    pipe = Pipeline(layers, 2, 4, loss_fn=nn.functional.cross_entropy, remat=remat, costs=costs)
+    return list(pipe.balance)
+
+
+@pytest.mark.parametrize("remat", ["full", "none"])
+def test_the_cut_is_the_one_that_the_engine_makes(config, run_ranks, remat: str) -> None:
+    settings = config("partitions=2", "micro_batches=4", f"remat={remat}")
+    [case] = survey(settings, grid(settings))
+    assert list(case.balance) == run_ranks(2, engines_cut, settings, remat)[0]
 
 
 def test_a_given_cut_is_taken_and_a_wrong_one_refused(config) -> None:

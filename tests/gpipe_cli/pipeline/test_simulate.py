@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_an_operation_starts_when_its_rank_is_free_and_all_it_needs_has_arrived(
 
 
 def test_recomputation_fills_the_wait_for_the_gradient():
-    """The first rank recomputes micro-batch 0 while the second is at its gradient: no time lost (paper, section 2.3)."""
+    """The first rank recomputes micro-batch 0 while the second is at its gradient: no time lost (paper, 2.3)."""
     with_it = simulate(make_schedule(2, 2, "1f1b", "full"), equal(2, 1, 2))
     without = simulate(make_schedule(2, 2, "1f1b", "none"), equal(2, 1, 2))
     assert with_it.step_time_s == without.step_time_s == 9
@@ -119,7 +120,7 @@ def test_1f1b_stores_no_more_micro_batches_than_stages():
 
 def test_events_do_not_overlap_and_are_those_of_the_schedule():
     for ran in simulate(make_schedule(3, 5, "1f1b", "full"), equal(3)).events:
-        assert all(one.end_s <= other.start_s for one, other in zip(ran, ran[1:], strict=False))
+        assert all(one.end_s <= other.start_s for one, other in pairwise(ran))
         assert {event.operation.kind for event in ran} <= set(OperationKind)
 
 

@@ -21,7 +21,7 @@ def stages(layers, balance, hardware, num_samples=2, batch_size=8, width=4):
 
 
 def test_times_and_parameters_add_up_and_the_loss_is_on_the_last_stage(linears, round_hardware):
-    network, (first, second) = stages(linears, (2, 6), round_hardware)
+    _, (first, second) = stages(linears, (2, 6), round_hardware)
     assert first.cost.forward_s == 1 + 10
     assert second.cost.forward_s == 100 + 5 * 1000 + 1000
     assert second.cost.backward_s == 7 * 2
