@@ -30,6 +30,7 @@ class ModelConfig:
     dropout: float = setting("share dropped before the classifier", default=0.0, at_least=0, below=1)
     drop_path: float = setting("share of paths dropped at the end; 0: off", default=0.0, at_least=0, below=1)
     drop_path_by_depth: bool = setting("drop fewer paths in the first cells than in the last", default=False)
+    split_cells: bool = setting("two layers for each cell, for a more even cut", default=False)
     aux_head: bool = setting("auxiliary classifier while training", default=False)
     aux_weight: float = setting("weight of the auxiliary classifier's loss", at_least=0)
     bn_momentum: float = setting("BatchNorm's running-average momentum", default=0.1, above=0, at_most=1)
@@ -111,7 +112,7 @@ class TrainConfig:
     remat: Literal["full", "except_last", "none"] = setting(
         "re-materialization: recompute activations in the backward pass to save memory"
     )
-    schedule: Literal["gpipe", "1f1b"] = setting("order of the micro-batches in the pipeline")
+    schedule: Literal["gpipe", "1f1b", "interleaved"] = setting("order of the micro-batches in the pipeline")
     balance: tuple[int, ...] | None = setting("layers in each partition, [5,4]; null: by cost", at_least=1)
     cut: Literal["flops", "time"] = setting("cost of a layer for the automatic balance")
     ranks: int | None = setting("processes; null: one per partition on CPU, at most one per GPU on CUDA", at_least=1)

@@ -42,6 +42,7 @@ class PlanConfig:
     )
     ranks: int | None = setting("accelerators that share the partitions; null: one for each partition", at_least=1)
     accelerators: int = setting("the most that partitions=auto may use; on the CPU, no more than its cores", at_least=1)
+    threads: int | None = setting("CPU threads of each rank, hardware=cpu only; null: the cores shared out", at_least=1)
     batch_size: int = setting("samples in a mini-batch, one optimizer step", at_least=1)
     image_size: int = setting("height and width of the input in pixels", at_least=1)
     num_classes: int = setting("classes of the classifier", at_least=1)
@@ -85,6 +86,8 @@ class PlanConfig:
     def _check_hardware(self) -> None:
         hardware = self.hardware
         if hardware.name != "cpu":
+            if self.threads is not None:
+                raise ConfigError("threads", self.threads, f"hardware={hardware.name} has none; use hardware=cpu")
             missing = ("memory_gb", "fp32_tflops", "memory_gb_per_s", "link_gb_per_s", "link_latency_us")
             for name in (*missing, "op_overhead_us"):
                 if getattr(hardware, name) is None:

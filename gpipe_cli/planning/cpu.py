@@ -57,9 +57,9 @@ class Rates:
     link_latency_s: float
 
 
-def measured(config: HardwareConfig, precision: str, num_ranks: int) -> Hardware:
-    """This machine as `num_ranks` accelerators that share its cores and memory."""
-    rates = measure(num_ranks, precision)
+def measured(config: HardwareConfig, precision: str, num_ranks: int, num_threads: int | None) -> Hardware:
+    """This machine as `num_ranks` accelerators that share its memory and, unless `num_threads` says how, its cores."""
+    rates = measure(num_ranks, precision, num_threads or threads_of_rank(num_ranks))
     tflops = config.fp32_tflops if precision == "fp32" else config.bf16_tflops
     memory = config.memory_gb * GB if config.memory_gb is not None else total_memory_bytes() / num_ranks
     return Hardware(
@@ -79,20 +79,25 @@ def total_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def measure(num_ranks: int, precision: str) -> Rates:
-    """Rates of one of `num_ranks` ranks that compute at the same time; more ranks than cores share them."""
+def threads_of_rank(num_ranks: int) -> int:
+    """The threads that gpipe train gives each rank where nothing is said."""
+    return max(1, available_cores() // num_ranks)
+
+
+def measure(num_ranks: int, precision: str, num_threads: int) -> Rates:
+    """Rates of one of `num_ranks` ranks that compute at the same time; more threads than cores share them."""
     cores = available_cores()
     num_processes = min(num_ranks, cores, MOST_RANKS)
     plan = RankPlan(
         num_ranks=num_processes,
-        num_threads=max(1, cores // num_ranks),
+        num_threads=num_threads,
         device_type="cpu",
         backend="gloo",
         start_method="fork",
     )
     probes = Probes(_probe(_convolutions(), (4, 64, 28, 28)), _probe(_memory_bound(), (4, 64, 56, 56)), precision)
     rates = launch(_measure_rank, probes, plan)
-    share = min(1.0, cores / num_ranks)
+    share = min(1.0, max(cores, num_processes * num_threads) / (num_ranks * num_threads))
     return Rates(
         rates.flops_per_s * share,
         rates.bytes_per_s * share,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gpipe_cli.distributed.devices import available_cores
 from gpipe_cli.pipeline import Layers
 from gpipe_cli.pipeline.profile import measure_layers
 from gpipe_cli.pipeline.schedule import Event, OperationKind
 from gpipe_cli.pipeline.simulate import StageCost
+from gpipe_cli.planning.cpu import threads_of_rank
 from gpipe_cli.planning.network import sample_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def measured_layers(config: PlanConfig, layers: Layers, num_samples: int, ranks: int) -> tuple[float, ...]:
     """Seconds of each layer's forward and backward pass on this CPU, with the threads that one of `ranks` ranks has."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, available_cores() // ranks))
+    torch.set_num_threads(config.threads or threads_of_rank(ranks))
     try:
         sample = sample_of(config, num_samples, torch.device("cpu"))
         return measure_layers(layers, sample, torch.device("cpu"))

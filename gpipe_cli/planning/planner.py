@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.pipeline.partition import check_balance, cut
-from gpipe_cli.pipeline.schedule import REMAT_MODES, Operation, OperationKind, Schedule, make_schedule
+from gpipe_cli.pipeline.profile import OPERATIONS_PER_BYTE
+from gpipe_cli.pipeline.schedule import REMAT_MODES, Operation, OperationKind, Schedule, make_schedule, stage_weights
 from gpipe_cli.pipeline.simulate import Simulation, peak_memory, simulate
-from gpipe_cli.planning.counting import NetworkCount
+from gpipe_cli.planning.counting import LayerCount, NetworkCount
 from gpipe_cli.planning.hardware import Hardware, described
 from gpipe_cli.planning.optimizers import bytes_per_parameter, num_kept_values
 from gpipe_cli.planning.stages import Stage, make_stages
@@ -153,7 +154,7 @@ class Planner:
         if ranks not in self._hardware:
             from gpipe_cli.planning.cpu import measured
 
-            self._hardware[ranks] = measured(config.hardware, config.precision, ranks)
+            self._hardware[ranks] = measured(config.hardware, config.precision, ranks, config.threads)
         return self._hardware[ranks]
 
     def layer_s(self, layer: int, num_samples: int, ranks: int) -> tuple[float, float]:
@@ -183,17 +184,24 @@ class Planner:
     def _balance(self, choice: Choice, num_samples: int, ranks: int) -> tuple[int, ...]:
         if choice.balance is not None:
             return choice.balance
-        key = (choice.partitions, num_samples, ranks, choice.cut, choice.remat, choice.micro_batches)
+        key = (replace(choice, balance=None), num_samples, ranks)
         if key not in self._cuts:
             if choice.cut == "memory":
-                costs = self._layer_bytes(choice, num_samples)
+                self._cuts[key] = cut(self._layer_bytes(choice, num_samples), choice.partitions)
             else:
-                recomputed = choice.remat != "none"
-                times = [self.layer_s(layer, num_samples, ranks) for layer in range(self.num_layers + 1)]
-                costs = [forward * (1 + recomputed) + backward for forward, backward in times]
-                costs[-2:] = [costs[-2] + costs[-1]]  # the loss is at home with the last layer
-            self._cuts[key] = cut(costs, choice.partitions)
+                # What remat=auto recomputes depends on the cut: until then, as if it were everything.
+                remat = "full" if choice.remat == "auto" else choice.remat
+                weights = stage_weights(_schedule(choice, self.config.schedule, remat, None))
+                self._cuts[key] = cut(self._layer_costs(choice, num_samples, ranks), choice.partitions, weights)
         return self._cuts[key]
+
+    def _layer_costs(self, choice: Choice, num_samples: int, ranks: int) -> list[float]:
+        """On this CPU what gpipe train cuts by; elsewhere predicted seconds, the loss with the last layer."""
+        if self.config.hardware.name == "cpu" and choice.cut == "flops":
+            whole = max(1, choice.batch_size // choice.micro_batches)
+            return [_work(count, whole) for count in self.network.layers]
+        seconds = [sum(self.layer_s(layer, num_samples, ranks)) for layer in range(self.num_layers + 1)]
+        return [*seconds[:-2], seconds[-2] + seconds[-1]]
 
     def _layer_bytes(self, choice: Choice, num_samples: int) -> list[float]:
         stored = choice.micro_batches if choice.remat == "none" else 1
@@ -238,6 +246,12 @@ class Planner:
                 check_balance(choice.balance, self.num_layers, choice.partitions)
             except ValueError as error:
                 raise ConfigError("balance", choice.balance, str(error).partition(": ")[2]) from error
+
+
+def _work(count: LayerCount, num_samples: int) -> float:
+    """The engine's cost of a layer (LayerCost.work), from our count of it."""
+    flops = sum(work.flops.at(num_samples) for work in count.forward)
+    return flops + OPERATIONS_PER_BYTE * sum(work.moved_bytes.at(num_samples) for work in count.forward)
 
 
 def _schedule(choice: Choice, policy: str, remat: str, kept: list[int] | None) -> Schedule:

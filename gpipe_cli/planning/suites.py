@@ -150,7 +150,9 @@ def _available(rows: Sequence[AnyRow]) -> list[AnyRow]:
 def _model(config: PlanConfig, architecture: str, layers: int, filters: int | None) -> ModelConfig:
     if architecture == "amoebanet":
         sizes: dict[str, Any] = {"variant": "D", "layers": layers, "filters": filters, "stem": "imagenet"}
-        return replace(config.model, name="amoebanet", aux_head=False, factory=None, kwargs={}, **sizes)
+        # Whole cells are layers, as in torchgpipe's cuts.
+        sizes |= {"aux_head": False, "split_cells": False, "factory": None, "kwargs": {}}
+        return replace(config.model, name="amoebanet", **sizes)
     return replace(config.model, layers=layers, factory=None, kwargs={}, **PAPER_TRANSFORMER)
 
 

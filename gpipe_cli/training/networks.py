@@ -48,6 +48,7 @@ def build_network(config: ModelConfig, num_classes: int, image_size: int, seed: 
             bn_momentum=config.bn_momentum,
             bn_eps=config.bn_eps,
             image_size=image_size,
+            split_cells=config.split_cells,
         )
     except ValueError as error:
         raise ConfigError("model", config.name, str(error)) from error

@@ -15,8 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .genotypes import CellGenotype
+from .genotypes import NUM_PAIRS, CellGenotype
 from .operations import FactorizedReduction, Norm, Rectified, build_operation, pointwise
+
+# Operations that take a state as it is; the others begin with a ReLU.
+PLAIN = ("none", "max2", "max3", "avg3")
 
 
 class DropPath(nn.Module):
@@ -84,6 +87,9 @@ class Cell(nn.Module):
     The arguments are the channels of the two inputs (`previous_channels` None for the first cell), the `filters` of
     every state, whether the cell reduces (halves the size) and whether the one before it did, so that `previous` is
     twice as large as `current`. The output has `filters` channels for each of the genotype's outputs.
+
+    `pairs` makes it a part of a cell, so that a network can be cut within: a part that does not begin at pair 0 takes
+    (current, what it needs of earlier states, ...), which is what the part before it hands on.
     """
 
     def __init__(
@@ -97,35 +103,49 @@ class Cell(nn.Module):
         after_reduction: bool,
         drop_path: float,
         norm: Norm,
+        pairs: range = range(NUM_PAIRS),
     ) -> None:
         super().__init__()
         self.genotype = genotype
-        self.current = pointwise(current_channels, filters, norm)
-        self.previous: nn.Module = nn.Identity()
+        self.pairs = pairs
         channels = [filters, current_channels if previous_channels is None else filters]
-        if previous_channels is not None and after_reduction:
-            self.previous = FactorizedReduction(previous_channels, filters, norm)
-        elif previous_channels is not None and previous_channels != filters:
-            self.previous = pointwise(previous_channels, filters, norm)
         channels += [filters] * (len(genotype.used) - 2)
+        if pairs.start == 0:
+            self.current = pointwise(current_channels, filters, norm)
+            self.previous: nn.Module = nn.Identity()
+            if previous_channels is not None and after_reduction:
+                self.previous = FactorizedReduction(previous_channels, filters, norm)
+            elif previous_channels is not None and previous_channels != filters:
+                self.previous = pointwise(previous_channels, filters, norm)
 
-        self.operations = nn.ModuleList()
-        for name, state in zip(genotype.operations, genotype.inputs, strict=True):
+        operations: dict[int, nn.Module] = {}
+        for index in range(2 * pairs.start, 2 * pairs.stop):
+            state = genotype.inputs[index]
             stride = 2 if reduction and state < 2 else 1
-            self.operations.append(build_operation(name, channels[state], filters, stride, norm))
-        # A state that the output needs in another size or width. It happens to no state of B and D.
+            operations[index] = build_operation(genotype.operations[index], channels[state], filters, stride, norm)
+        self.operations = nn.ModuleDict({str(index): operation for index, operation in operations.items()})
         self.matches = nn.ModuleDict()
-        for state in genotype.outputs:
-            if reduction and state < 2:
-                self.matches[str(state)] = FactorizedReduction(channels[state], filters, norm)
-            elif channels[state] != filters:
-                self.matches[str(state)] = pointwise(channels[state], filters, norm)
+        if pairs.stop == NUM_PAIRS:
+            # A state that the output needs in another size or width. It happens to no state of B and D.
+            for state in genotype.outputs:
+                if reduction and state < 2:
+                    self.matches[str(state)] = FactorizedReduction(channels[state], filters, norm)
+                elif channels[state] != filters:
+                    self.matches[str(state)] = pointwise(channels[state], filters, norm)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, inputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        previous, current, *rest = (inputs, F.relu(inputs)) if isinstance(inputs, Tensor) else inputs
-        states: list[Tensor] = [self.current(current), self.previous(previous)]
+        states: dict[int, Tensor] = {}
         rectified: dict[int, Tensor] = {}
+        if self.pairs.start == 0:
+            previous, current, *rest = (inputs, F.relu(inputs)) if isinstance(inputs, Tensor) else inputs
+            states[0], states[1] = self.current(current), self.previous(previous)
+        else:
+            current, *carried = inputs
+            needed = _needed_from(self.genotype, self.pairs.start)
+            for (state, is_rectified), tensor in zip(needed, carried, strict=False):
+                (rectified if is_rectified else states)[state] = tensor
+            rest = carried[len(needed) :]
 
         def rectify(state: int) -> Tensor:
             if state not in rectified:
@@ -133,13 +153,37 @@ class Cell(nn.Module):
             return rectified[state]
 
         def operate(index: int) -> Tensor:
-            operation, state = self.operations[index], self.genotype.inputs[index]
+            operation, state = self.operations[str(index)], self.genotype.inputs[index]
             output: Tensor = operation(rectify(state) if isinstance(operation, Rectified) else states[state])
             return output if self.genotype.operations[index] == "none" else self.drop_path(output)
 
-        for index in range(0, len(self.operations), 2):
-            states.append(operate(index) + operate(index + 1))
-        for state, match in self.matches.items():
-            states[int(state)] = match(rectify(int(state)))
+        for pair in self.pairs:
+            states[2 + pair] = operate(2 * pair) + operate(2 * pair + 1)
+        if self.pairs.stop < NUM_PAIRS:
+            handed_on = _needed_from(self.genotype, self.pairs.stop)
+            return (
+                current,
+                *(rectify(state) if is_rectified else states[state] for state, is_rectified in handed_on),
+                *rest,
+            )
+        for name, match in self.matches.items():
+            states[int(name)] = match(rectify(int(name)))
         output = rectified_concat([states[state] for state in self.genotype.outputs])
         return current, output, *rest
+
+
+@functools.cache
+def _needed_from(genotype: CellGenotype, pair: int) -> tuple[tuple[int, bool], ...]:
+    """What the operations from `pair` on and the output need of the states before it: (state, whether rectified).
+
+    Both forms of a state where both are needed: the ReLU is taken once, in the part that has the state.
+    """
+    known = range(2 + pair)
+    needed = {(state, False) for state in genotype.outputs if state in known}
+    for index in range(2 * pair, 2 * NUM_PAIRS):
+        name, state = genotype.operations[index], genotype.inputs[index]
+        if state in known:
+            needed.add((state, name not in PLAIN))
+            if name == "none" and state < 2:  # may have become a convolution, which begins with a ReLU
+                needed.add((state, True))
+    return tuple(sorted(needed))

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .cell import Cell
-from .genotypes import GENOTYPES
+from .genotypes import GENOTYPES, NUM_PAIRS
 from .operations import Conv, Norm, truncated_normal_
 
 Layers = list[tuple[str, Callable[[], nn.Module]]]
@@ -25,6 +25,11 @@ Layers = list[tuple[str, Callable[[], nn.Module]]]
 # model_builder.py: `_build_aux_head`, with `aux_scaling` 0.4
 AUX_CHANNELS = (int(0.4 * 128), int(0.4 * 768))
 AUX_POOL_KERNEL, AUX_POOL_STRIDE = 5, 3
+
+
+# Pairs of operations in the first half of a split cell: with its inputs' convolutions about half of the work. By whether
+# the cell reduces: its first pairs work at the larger size.
+CELL_CUT = {False: 2, True: 1}
 
 
 class Stem(nn.Sequential):
@@ -116,6 +121,7 @@ def amoebanet(
     bn_momentum: float = 0.1,
     bn_eps: float = 1e-5,
     image_size: int | None = None,
+    split_cells: bool = False,
 ) -> Layers:
     """The layers of AmoebaNet-`variant` with `num_layers` normal cells and `num_filters` filters: (name, factory).
 
@@ -123,7 +129,8 @@ def amoebanet(
     nn.Sequential passes it to the next. `dropout` is the drop probability before the classifier, `drop_path` that of
     an operation at the end of the training, with `drop_path_by_depth` growing linearly over the cells to the last.
     `bn_momentum` is torch's (1 - decay). `aux_head` needs `image_size`, in pixels; in training the last layer then
-    returns (logits, aux_logits).
+    returns (logits, aux_logits). `split_cells` makes two layers of every cell, NAME and NAME_end, so that the network
+    can be cut more evenly; inside a cell more tensors cross than between cells.
 
     Raises ValueError for an argument out of range, naming it and what is allowed.
     """
@@ -155,7 +162,11 @@ def amoebanet(
         )
         if name == "reduction_1" and aux_head and size is not None:
             layers.append(("aux_head", partial(AuxHead, current_channels, num_classes, size, norm)))
-        layers.append((name, factory))
+        if split_cells:
+            halves = (range(CELL_CUT[reduction]), range(CELL_CUT[reduction], NUM_PAIRS))
+            layers += [(name, partial(factory, pairs=halves[0])), (f"{name}_end", partial(factory, pairs=halves[1]))]
+        else:
+            layers.append((name, factory))
         previous_channels, current_channels = current_channels, filters * len(cell_genotype.outputs)
         after_reduction = reduction
         if size is not None and reduction:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+import ast
+import dataclasses
+from importlib import resources
+from pathlib import Path
 
-from gpipe_cli.catalogue import group_choices
+import pytest
+import yaml
+
+import gpipe_cli
+from gpipe_cli.catalogue import CONFIG_PACKAGE, group_choices, keys_of_choice
 from gpipe_cli.compose import load
+from gpipe_cli.config_plan import HardwareConfig, PlanConfig
 from gpipe_cli.errors import ConfigError
 
 
@@ -26,6 +34,20 @@ def test_every_hardware_composes(hardware):
     assert load("plan", [f"hardware={hardware}"]).hardware.name == hardware
 
 
+def test_every_knob_is_in_the_files_and_read_by_the_work():
+    root = yaml.safe_load((resources.files(CONFIG_PACKAGE) / "plan.yaml").read_text(encoding="utf-8"))
+    own = {field.name for field in dataclasses.fields(PlanConfig)} - {"command", *group_choices("plan")}
+    assert own == set(root) - {"defaults"}
+    hardware = {field.name for field in dataclasses.fields(HardwareConfig)}
+    assert all(keys_of_choice("hardware", name) == hardware for name in group_choices("plan")["hardware"])
+    source = Path(gpipe_cli.__file__).parent
+    read: set[str] = set()
+    for file in [*source.glob("planning/*.py"), source / "commands" / "plan.py"]:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert (own | hardware) - read == set()
+
+
 @pytest.mark.parametrize(("words", "line"), [
     (["suite=tabel1"], "suite=tabel1: choose one of table1, table2, table3, torchgpipe; did you mean table1?"),
     (["hardware=p4000"], "hardware=p4000: choose one of a100, cpu, h100, h200, p100, p40, tpu_v2, tpu_v3, v100; "
@@ -44,6 +66,7 @@ def test_every_hardware_composes(hardware):
     (["hardware=p40", "cut=time"], "cut=time: measures layers here, but hardware=p40; use cut=flops, or hardware=cpu"),
     (["hardware=p40", "hardware.memory_gb=null"], "hardware.memory_gb=null: only hardware=cpu can be measured; give a "
      "number"),
+    (["hardware=p40", "threads=2"], "threads=2: hardware=p40 has none; use hardware=cpu"),
     (["dataset=digits"], "dataset=digits: unknown key; gpipe plan --help lists the keys"),
     (["suite=table1", "baseline=null"], "baseline=null: unknown key; gpipe plan --help lists the keys"),
 ])  # fmt: skip

@@ -10,7 +10,8 @@ import pytest
 from gpipe_cli.cli import main
 
 TINY = (
-    "model=amoebanet", "model.layers=3", "model.filters=8", "image_size=32", "batch_size=16", "hardware=p40",
+    "model=amoebanet", "model.split_cells=false", "model.layers=3", "model.filters=8", "image_size=32",
+    "batch_size=16", "hardware=p40",
 )  # fmt: skip
 
 

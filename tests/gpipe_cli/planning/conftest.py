@@ -14,7 +14,10 @@ from gpipe_cli.compose import load
 from gpipe_cli.planning.hardware import Hardware
 
 COUNTS = pytest.StashKey[dict[object, object]]()
-TINY = ("model=amoebanet", "model.layers=3", "model.filters=8", "model.stem=small", "image_size=16", "num_classes=10")
+TINY = (
+    "model=amoebanet", "model.split_cells=false", "model.layers=3", "model.filters=8", "model.stem=small",
+    "image_size=16", "num_classes=10",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -56,13 +59,8 @@ def counted_once(monkeypatch, request):
     count = network._counted
 
     def counted(config, layers):
-        key = (
-            repr(config.model),
-            config.image_size,
-            config.num_classes,
-            config.precision,
-            config.hardware.name == "cpu",
-        )
+        on_cpu = config.hardware.name == "cpu"
+        key = (repr(config.model), config.image_size, config.num_classes, config.precision, on_cpu)
         if key not in counts:
             counts[key] = count(config, layers)
         return counts[key]

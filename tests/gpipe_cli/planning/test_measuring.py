@@ -45,10 +45,8 @@ def test_two_sizes_give_the_fixed_part_and_the_part_per_sample():
 
 
 def test_cut_time_plans_by_the_clock(plan_config, monkeypatch):
-    monkeypatch.setattr(
-        "gpipe_cli.planning.measuring.measure_layers",
-        lambda layers, sample, device: (6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0),
-    )
+    seconds = (6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0)
+    monkeypatch.setattr("gpipe_cli.planning.measuring.measure_layers", lambda layers, sample, device: seconds)
     numbers = (
         "memory_gb=24", "fp32_tflops=1", "memory_gb_per_s=100", "link_gb_per_s=10", "link_latency_us=1",
         "op_overhead_us=5",

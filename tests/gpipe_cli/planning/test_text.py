@@ -42,8 +42,5 @@ def test_long_tables_show_both_ends(plan_config):
 
 
 def test_columns_are_aligned():
-    assert aligned(["name", "n"], [["a", "10"], ["long name", "7"]]) == [
-        "name        n",
-        "a          10",
-        "long name   7",
-    ]
+    rows = aligned(["name", "n"], [["a", "10"], ["long name", "7"]])
+    assert rows == ["name        n", "a          10", "long name   7"]

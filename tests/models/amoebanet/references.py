@@ -119,6 +119,6 @@ def cell(module: nn.Module, previous: Tensor, current: Tensor, reduction: bool) 
         for index in (2 * pair, 2 * pair + 1):
             state = genotype.inputs[index]
             stride = 2 if reduction and state < 2 else 1
-            outputs.append(operation(genotype.operations[index], states[state], module.operations[index], stride))
+            outputs.append(operation(genotype.operations[index], states[state], module.operations[str(index)], stride))
         states.append(outputs[0] + outputs[1])
     return torch.cat([states[state] for state in range(7) if not genotype.used[state]], dim=1)

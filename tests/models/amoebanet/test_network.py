@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections import OrderedDict
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +14,8 @@ from gpipe_cli.models.amoebanet.cell import DropPath
 from gpipe_cli.models.amoebanet.network import AuxHead, Classifier, amoebanet
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from gpipe_cli.pipeline.profile import count_costs
 
 
 def build(**arguments: Any) -> nn.Sequential:
@@ -329,3 +332,33 @@ def test_bfloat16_autocast_runs_in_bfloat16_and_gives_nearly_the_same_loss() -> 
     (loss + aux_logits.float().square().mean()).backward()
     assert {parameter.grad.dtype for parameter in network.parameters() if parameter.grad is not None} == {torch.float32}
     assert loss.item() == pytest.approx(expected.item(), abs=0.1)
+
+
+@pytest.mark.parametrize("variant", ["B", "D"])
+@pytest.mark.parametrize("stem", ["imagenet", "small"])
+def test_a_network_of_split_cells_is_the_same_network(variant: str, stem: str) -> None:
+    options: dict[str, Any] = {"variant": variant, "num_layers": 3, "num_filters": 8, "num_classes": 5, "stem": stem}
+    torch.manual_seed(0)
+    whole = nn.Sequential(OrderedDict((name, factory()) for name, factory in amoebanet(**options))).double()
+    split = nn.Sequential(
+        OrderedDict((name, factory()) for name, factory in amoebanet(**options, split_cells=True))
+    ).double()
+    assert len(split) == 2 * len(whole) - 2
+    weights = {key.replace("_end.", "."): key for key in split.state_dict()}
+    assert sorted(weights) == sorted(whole.state_dict())
+    split.load_state_dict({own: whole.state_dict()[key] for key, own in weights.items()})
+    images = torch.randn(2, 3, 33, 33, dtype=torch.float64)
+    outputs, expected = split(images), whole(images)
+    torch.testing.assert_close(outputs, expected, rtol=1e-12, atol=1e-12)
+    outputs.square().mean().backward()
+    expected.square().mean().backward()
+    parameters = dict(split.named_parameters())
+    for key, parameter in whole.named_parameters():
+        torch.testing.assert_close(parameters[weights[key]].grad, parameter.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_both_halves_of_a_split_cell_do_a_fair_share() -> None:
+    layers = amoebanet(num_layers=6, num_filters=64, split_cells=True, stem="imagenet")
+    costs = {cost.name: cost.work for cost in count_costs(layers, torch.empty(4, 3, 224, 224, device="meta"))}
+    for name in [name for name in costs if f"{name}_end" in costs]:
+        assert 0.35 < costs[name] / (costs[name] + costs[f"{name}_end"]) < 0.66
