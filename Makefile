@@ -2,12 +2,14 @@
 #   PYTHON=python3.12      the Python (3.10 or later) to make the environment with
 #   VENV=path              an environment elsewhere
 #   ARGS='partitions=2'    what `make train` passes to `gpipe train`
+#   BENCH_ARGS='steps=3'   what `make bench` passes to `gpipe bench`
 #   TEST_ARGS='-k launch'  what `make test` passes to pytest
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?= partitions=4
 TEST_ARGS ?=
+BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
 # Newer than pyproject.toml once everything that it asks for is installed.
@@ -15,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv train test lint type format clean
+.PHONY: help venv train bench test lint type format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +34,9 @@ $(INSTALLED): pyproject.toml
 
 train: $(INSTALLED) ## Train the default network, in 4 partitions, on the digits that come with the package
 	$(BIN)/gpipe train $(ARGS)
+
+bench: $(INSTALLED) ## Measure speed and memory on this machine (about two minutes on two quiet cores)
+	$(BIN)/gpipe bench $(BENCH_ARGS)
 
 test: $(INSTALLED) ## Run all tests
 	$(BIN)/python -m pytest $(TEST_ARGS)

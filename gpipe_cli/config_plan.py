@@ -10,6 +10,12 @@ from gpipe_cli.config import ModelConfig, OptimizerConfig
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.fields import about, setting
 
+_SET_BY_SUITE = {
+    "partitions": "auto", "micro_batches": "auto", "ranks": None, "threads": None, "remat": "full", "balance": None,
+    "timeline": None,
+}  # fmt: skip
+_SUITE_MODEL = ("amoebanet", "D", 18, 256)  # what conf/suite/ chooses: model=amoebanet_d as it is
+
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
@@ -64,8 +70,21 @@ class PlanConfig:
     def check(self) -> None:
         """Raises ConfigError for the first pair of settings in conflict."""
         check_model(self.model, self.image_size)
+        if self.suite is not None:
+            self._check_suite()
         self._check_pipeline()
         self._check_hardware()
+
+    def _check_suite(self) -> None:
+        """What every row of a suite sets for itself must not be asked for, and then not be done."""
+        problem = f"suite={self.suite} sets it for every row; leave one of them out"
+        for name, neutral in _SET_BY_SUITE.items():
+            if getattr(self, name) != neutral:
+                raise ConfigError(name, getattr(self, name), problem)
+        if self.hardware.name != "cpu":
+            raise ConfigError("hardware", self.hardware.name, problem)
+        if (self.model.name, self.model.variant, self.model.layers, self.model.filters) != _SUITE_MODEL:
+            raise ConfigError("model", self.model.name, problem)
 
     def _check_pipeline(self) -> None:
         if isinstance(self.micro_batches, int) and self.micro_batches > self.batch_size:

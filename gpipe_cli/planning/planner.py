@@ -241,6 +241,9 @@ class Planner:
         if choice.partitions > self.num_layers:
             problem = f"the network has {self.num_layers} layers to share out; use partitions={self.num_layers} or less"
             raise ConfigError("partitions", choice.partitions, problem)
+        if choice.micro_batches > choice.batch_size:
+            problem = f"there are only batch_size={choice.batch_size} samples to split; use a larger batch_size"
+            raise ConfigError("micro_batches", choice.micro_batches, problem)
         if choice.balance is not None:
             try:
                 check_balance(choice.balance, self.num_layers, choice.partitions)

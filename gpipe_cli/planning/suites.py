@@ -31,10 +31,8 @@ PAPER_BYTES_PER_PARAMETER = 12  # PAPER, section 3: RMSProp, "12 bytes a paramet
 # PAPER does not state the micro-batches of Table 1. 32 is the most of Table 2, and as many as the Transformer's batch
 # has sequences.
 TABLE1_MICRO_BATCHES = 32
-TABLE1_BATCH_SIZE = {"amoebanet": 128, "transformer": 32}
+TRANSFORMER_BATCH_SIZE = 32  # AmoebaNet's 128 is the default of batch_size
 TABLE1_HARDWARE = {"amoebanet": "tpu_v2", "transformer": "tpu_v3"}
-# PAPER states no mini-batch for Tables 2 and 3 (it adjusts it to the memory): Table 1's, for all rows.
-SPEED_BATCH_SIZE = 128
 TRANSFORMER_LAYERS = 48
 
 
@@ -73,7 +71,7 @@ def torchgpipe_samples_per_s(row: SuiteRow) -> float | None:
 
 def _table1(config: PlanConfig, find_hardware: FindHardware) -> Iterable[SuiteRow]:
     for size in _available(TABLE1):
-        batch_size = TABLE1_BATCH_SIZE[size.architecture]
+        batch_size = config.batch_size if size.architecture == "amoebanet" else TRANSFORMER_BATCH_SIZE
         naive = size.name.startswith("Naive")
         model = _model(config, size.architecture, size.layers, size.filters)
         planner = make_planner(
@@ -119,7 +117,7 @@ def _speeds(config: PlanConfig, speeds: Sequence[PaperSpeed], hardware: Hardware
         choice = Choice(
             partitions=speed.accelerators,
             micro_batches=speed.micro_batches,
-            batch_size=speed.batch_size or SPEED_BATCH_SIZE,
+            batch_size=speed.batch_size or config.batch_size,
             remat=speed.remat,
             cut=config.cut,
             balance=speed.balance,

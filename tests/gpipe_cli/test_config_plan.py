@@ -67,6 +67,9 @@ def test_every_knob_is_in_the_files_and_read_by_the_work():
     (["hardware=p40", "hardware.memory_gb=null"], "hardware.memory_gb=null: only hardware=cpu can be measured; give a "
      "number"),
     (["hardware=p40", "threads=2"], "threads=2: hardware=p40 has none; use hardware=cpu"),
+    (["suite=table1", "partitions=4"], "partitions=4: suite=table1 sets it for every row; leave one of them out"),
+    (["suite=table1", "hardware=p40"], "hardware=p40: suite=table1 sets it for every row; leave one of them out"),
+    (["suite=table1", "model.layers=5"], "model=amoebanet: suite=table1 sets it for every row; leave one of them out"),
     (["dataset=digits"], "dataset=digits: unknown key; gpipe plan --help lists the keys"),
     (["suite=table1", "baseline=null"], "baseline=null: unknown key; gpipe plan --help lists the keys"),
 ])  # fmt: skip

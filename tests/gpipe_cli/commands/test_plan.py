@@ -62,6 +62,7 @@ def test_the_simulated_timeline_is_drawn(tmp_path: Path, capsys):
     ([*TINY, "partitions=99", "micro_batches=1"], "gpipe: error: partitions=99: the network has 9 layers"),
     ([*TINY, "micro_batches=99"], "gpipe: error: micro_batches=99: there are only batch_size=16 samples"),
     ([*TINY, "partitions=2", "balance=[1,1]"], "gpipe: error: balance=[1,1]: sums to 2, the network has"),
+    (["suite=table2", "batch_size=16"], "gpipe: error: micro_batches=32: there are only batch_size=16 samples"),
     (["model=module"], "gpipe: error: model.factory=null: model=module needs"),
 ])  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(words, start, capsys):
