@@ -27,8 +27,8 @@ AUX_CHANNELS = (int(0.4 * 128), int(0.4 * 768))
 AUX_POOL_KERNEL, AUX_POOL_STRIDE = 5, 3
 
 
-# Pairs of operations in the first half of a split cell: with its inputs' convolutions about half of the work. By whether
-# the cell reduces: its first pairs work at the larger size.
+# Pairs of operations in the first half of a split cell: with its inputs' convolutions about half of the work. By
+# whether the cell reduces: its first pairs work at the larger size.
 CELL_CUT = {False: 2, True: 1}
 
 

@@ -26,11 +26,12 @@ LIMIT_S = 100.0
 
 # AmoebaNet-D (2, 4), six layers, on 32 generated pictures: two steps an epoch.
 TINY = (
-    "model.layers=2", "model.filters=4", "dataset=synthetic", "dataset.size=32", "image_size=8", "batch_size=16",
+    "model.layers=2", "model.filters=4", "model.split_cells=false",
+    "dataset=synthetic", "dataset.size=32", "image_size=8", "batch_size=16",
     "epochs=1", "threads=1", "device=cpu", "log_every=1",
 )  # fmt: skip
 # The same without a model, for a user's network.
-TINY_MODULE = (*TINY[2:], "model=module")
+TINY_MODULE = (*TINY[3:], "model=module")
 
 # A network without batch norm and dropout; the three layers in the middle have no parameters.
 PLAIN_NETWORK = """

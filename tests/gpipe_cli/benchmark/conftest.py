@@ -15,7 +15,7 @@ from gpipe_cli.compose import load
 
 TINY = (
     "image_size=8", "batch_size=8", "num_classes=4", "steps=2", "rounds=2", "threads=1", "device=cpu", "baseline=null",
-    "progress=none", "model.layers=2", "model.filters=4",
+    "progress=none", "model.layers=2", "model.filters=4", "model.split_cells=false",
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from gpipe_cli.cli import main
 
 TINY = (
     "image_size=8", "batch_size=8", "num_classes=4", "steps=2", "rounds=2", "threads=1", "device=cpu", "progress=plain",
-    "model.layers=2", "model.filters=4",
+    "model.layers=2", "model.filters=4", "model.split_cells=false",
 )  # fmt: skip
 
 

@@ -24,6 +24,15 @@ def names(layers: Any) -> list[str]:
     return [layer.name for layer in named_layers(layers)]
 
 
+UNSPLIT = ("model.split_cells=false",)
+
+
+def test_cells_are_two_layers_unless_they_are_not_to_be_split() -> None:
+    split, whole = (names(build_network(model("model.layers=2", *words), 10, 16, 0)) for words in ((), UNSPLIT))
+    assert whole == ["stem", "reduction_0", "normal_0", "reduction_1", "normal_1", "classifier"]
+    assert split == ["stem", *(part for name in whole[1:-1] for part in (name, f"{name}_end")), "classifier"]
+
+
 @pytest.mark.parametrize(
     ("words", "image_size", "stem_cells"),
     [((), 63, 0), ((), 64, 2), (("model.stem=imagenet",), 32, 2), (("model.stem=small",), 224, 0)],
@@ -31,7 +40,7 @@ def names(layers: Any) -> list[str]:
 def test_the_stem_follows_the_size_of_the_pictures_unless_it_is_chosen(
     words: tuple[str, ...], image_size: int, stem_cells: int
 ) -> None:
-    layers = build_network(model("model.layers=2", *words), 10, image_size, 0)
+    layers = build_network(model("model.layers=2", "model.split_cells=false", *words), 10, image_size, 0)
     assert sum(name.startswith("stem_cell") for name in names(layers)) == stem_cells
 
 
