@@ -33,6 +33,7 @@ def test_rows_baselines_tables_plot_and_traces(capfd, monkeypatch) -> None:
     # The plain loop would have all cores, whose threads get in one another's way when the machine is busy.
     monkeypatch.setattr("gpipe_cli.distributed.devices.available_cores", lambda: 1)
     words = ["partitions=[1,2]", "micro_batches=[4,16]", "remat=full", "trace=true", "run_dir=traces"]
+    monkeypatch.setattr("sys.argv", ["gpipe", "bench", *TINY, *words])
     assert main(["bench", *TINY, *words]) == 0
     out = capfd.readouterr().out
     assert out.count("not measured: ") == 2
@@ -50,7 +51,7 @@ def test_rows_baselines_tables_plot_and_traces(capfd, monkeypatch) -> None:
     assert len(two["bubble_fraction_per_rank"].split()) == len(two["num_bytes_sent_per_rank"].split()) == 2
     assert two["num_rematerializations"] == "6"  # all but the last micro-batch, on two stages
     assert two["machine"]
-    assert two["command_line"].startswith("gpipe ")
+    assert two["command_line"].startswith("gpipe bench ")
     assert rows["torch", "2"]["balance"] == two["balance"]
     assert rows["torch", "2"]["layout"] in ("nchw", "channels-last inside")
 
