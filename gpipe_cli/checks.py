@@ -9,6 +9,7 @@ from gpipe_cli.errors import ConfigError
 if TYPE_CHECKING:
     from gpipe_cli.config import ModelConfig, TrainConfig
 
+AUX_WEIGHT = 0.4  # the reference's, the default in conf/model/amoebanet.yaml
 SMALLEST_IMAGE = 8  # what models/amoebanet accepts: its reductions still have a pixel to work on
 
 
@@ -64,6 +65,9 @@ def check_model(model: ModelConfig, image_size: int) -> None:
         raise ConfigError(
             "model.drop_path_by_depth", True, "has no effect without model.drop_path; set model.drop_path=0.2"
         )
+    if model.aux_weight != AUX_WEIGHT and not model.aux_head:
+        problem = "has no effect without model.aux_head=true; set that, or leave the weight out"
+        raise ConfigError("model.aux_weight", model.aux_weight, problem)
     if model.filters % 4:
         raise ConfigError("model.filters", model.filters, "expected a multiple of 4, the stem has a quarter of them")
     if image_size < SMALLEST_IMAGE:

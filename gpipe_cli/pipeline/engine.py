@@ -192,7 +192,7 @@ class Pipeline:
         for stage in self._stages.values():
             stage.finish()
         self._ties.sum_gradients()
-        self._links.flush()
+        self._flush()
         summary, work = self._share_loss(trace, weights, sum(sizes))
         self.step += 1
         return StepResult(
@@ -223,7 +223,7 @@ class Pipeline:
         finally:
             for module, training in modes:
                 module.training = training
-        self._links.flush()
+        self._flush()
         if not self.is_last:
             return None
         packets = [packet for _, packet in sorted(trace.outputs.items()) if not packet.is_empty]
@@ -232,7 +232,8 @@ class Pipeline:
     def deliver_targets(self, targets: Value | None) -> Value | None:
         """Carry targets from the first stage's rank, which loads the data, to the last stage's, which needs them.
 
-        Call it on every rank; it returns the targets on the last rank and None on the others.
+        Call it on every rank; it returns the targets on the last rank and None on the others. Nothing waits for them to
+        leave until the next step or evaluation does: keep the pipeline until then.
         """
         if self.is_first and self.is_last:
             return targets
@@ -276,6 +277,12 @@ class Pipeline:
         if missing:
             raise KeyError(f"the state lacks {', '.join(missing[:3])}" + (" and more" if len(missing) > 3 else ""))
         self.module.load_state_dict({key: state[key] for key in own})
+
+    def _flush(self) -> None:
+        """Wait until everything has been sent."""
+        self._links.flush()
+        if self._target_sender is not None:
+            self._target_sender.flush()
 
     def _counters(self) -> Counters:
         return Counters(self.seed, self.replica, self.step)

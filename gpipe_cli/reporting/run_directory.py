@@ -12,6 +12,8 @@ from typing import Any
 from gpipe_cli.errors import ConfigError, TrainingError
 from gpipe_cli.reporting.atomic import replace_text
 
+_GROUPS_OF_TRAINING = ("model", "dataset", "optimizer", "lr_schedule")
+
 
 def new_run_directory(results_dir: Path, command: str, model: str, dataset: str) -> Path:
     """Make `results_dir/runs/<date>-<command>-<model>-<dataset>-<n>` with the first n that is free, and return it.
@@ -106,4 +108,7 @@ def read_config(run_dir: Path) -> dict[str, Any] | None:
         raise ConfigError("resume", run_dir, f"its config.yaml cannot be read: {str(error).splitlines()[0]}") from error
     if not isinstance(config, dict) or not isinstance(config.get("command"), str):
         raise ConfigError("resume", run_dir, "its config.yaml holds no settings")
+    missing = [group for group in _GROUPS_OF_TRAINING if not isinstance(config.get(group), dict)]
+    if config["command"] == "train" and missing:
+        raise ConfigError("resume", run_dir, f"its config.yaml is damaged: the group {missing[0]} is missing")
     return config

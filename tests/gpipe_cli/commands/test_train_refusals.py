@@ -29,6 +29,10 @@ import pytest
         ),
         (("optimizer.options.nonsense=1",), "optimizer.options.nonsense=1: adamw has no such option; it has "),
         (
+            ("model.aux_weight=0.2",),
+            "model.aux_weight=0.2: has no effect without model.aux_head=true; set that, or leave the weight out",
+        ),
+        (
             ("model.aux_head=true", "model.aux_weight=0"),
             "model.aux_head=true: has no effect with model.aux_weight=0; leave out one of them",
         ),

@@ -65,8 +65,14 @@ def test_tables_are_checked_without_making_anything(tmp_path: Path) -> None:
         check_tables_can_be_written(tmp_path / "file" / "sub")
 
 
+def test_a_training_configuration_without_one_of_its_groups_is_damaged(tmp_path: Path) -> None:
+    write_config(tmp_path, {"command": "train", "model": {}, "dataset": {}, "lr_schedule": {}})
+    with pytest.raises(ConfigError, match=r"its config\.yaml is damaged: the group optimizer is missing"):
+        read_config(tmp_path)
+
+
 def test_a_configuration_is_read_as_it_was_written(tmp_path: Path) -> None:
-    config = {"command": "train", "a": 1, "b": {"c": [1.5, None], "d": "x: y"}, "e": True}
+    config = {"command": "bench", "a": 1, "b": {"c": [1.5, None], "d": "x: y"}, "e": True}
     write_config(tmp_path, config)
     assert read_config(tmp_path) == config
     assert read_config(tmp_path / "nowhere") is None
