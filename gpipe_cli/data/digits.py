@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from gpipe_cli.data.info import DataInfo
 
 HELD_OUT_EVERY = 5
+CLASSES = tuple(str(digit) for digit in range(10))
 _LARGEST_VALUE = 16  # a pixel counts the ink of a 4x4 block
 
 
@@ -29,6 +30,7 @@ class Digits(Dataset[tuple[torch.Tensor, int]]):
         grey = (pixels[chosen].astype(np.uint16) * 255 + _LARGEST_VALUE // 2) // _LARGEST_VALUE
         self.images = torch.from_numpy(grey.astype(np.uint8)).unsqueeze(1).expand(-1, 3, -1, -1)
         self.labels: list[int] = labels[chosen].tolist()
+        self.classes = CLASSES
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -40,7 +42,7 @@ class Digits(Dataset[tuple[torch.Tensor, int]]):
 def digits_info() -> DataInfo:
     _, labels = _read()
     num_eval = int(held_out(labels).sum())
-    return DataInfo("digits", len(labels) - num_eval, num_eval, tuple(str(digit) for digit in range(10)))
+    return DataInfo("digits", len(labels) - num_eval, num_eval, CLASSES)
 
 
 def held_out(labels: np.ndarray) -> np.ndarray:

@@ -7,93 +7,29 @@ by this module too.
 
 from __future__ import annotations
 
-import mmap
 import os
 from pathlib import Path
 
-import numpy as np
-import torch
-from PIL import Image
-from torch.utils.data import Dataset
-
-from gpipe_cli.data.images import read_picture
 from gpipe_cli.data.info import DataInfo
+from gpipe_cli.data.picture_files import PictureFiles
 from gpipe_cli.errors import ConfigError
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 EVAL_FOLDERS = ("val", "valid", "validation", "test")  # in this order, for eval_split=auto
-# Decoded pictures are kept when a whole split fits: 50,000 of 32x32 take 154 MB and then load three times as fast.
-CACHE_LIMIT_BYTES = 256 * 2**20
 
 
-class ClassFolder(Dataset[tuple[Image.Image | torch.Tensor, int]]):
-    """Pictures of one split: items (picture, label); the picture is RGB, or a uint8 tensor (3, H, W) from the cache.
-
-    `root` holds a folder for each of `classes`, or lacks some; pictures are sorted by class and path. An item raises
-    DataError with the path when its file cannot be decoded.
-    """
+class ClassFolder(PictureFiles):
+    """Pictures of one split, sorted by class and path. `root` holds a folder for each of `classes`, or lacks some."""
 
     def __init__(self, root: Path, classes: tuple[str, ...]) -> None:
-        self.root, self.classes = root, classes
-        self.paths: list[str] = []
-        self.labels: list[int] = []
+        paths: list[str] = []
+        labels: list[int] = []
         for label, name in enumerate(classes):
             found = picture_paths(root / name)
-            self.paths += found
-            self.labels += [label] * len(found)
-        self._cache = _PixelCache.for_pictures(self.paths)
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> tuple[Image.Image | torch.Tensor, int]:
-        label = self.labels[index]
-        if self._cache is None:
-            return read_picture(self.paths[index]), label
-        pixels = self._cache.get(index)
-        if pixels is None:
-            picture = read_picture(self.paths[index])
-            if not self._cache.put(index, picture):
-                return picture, label
-            pixels = self._cache.get(index)
-            assert pixels is not None
-        return pixels, label
-
-
-class _PixelCache:
-    """Decoded pictures of one size, in memory that forked worker processes share.
-
-    An anonymous mapping is not limited by the size of /dev/shm. No lock is needed: within an epoch an index is handled
-    by one process only, and the workers of the next epoch are forked later.
-    """
-
-    def __init__(self, num_pictures: int, height: int, width: int) -> None:
-        self.height, self.width = height, width
-        size = height * width * 3
-        memory = np.frombuffer(mmap.mmap(-1, num_pictures * (size + 1)), dtype=np.uint8)
-        self._filled = memory[:num_pictures]
-        self._pixels = memory[num_pictures:].reshape(num_pictures, height, width, 3)
-        self._tensors = torch.from_numpy(self._pixels).permute(0, 3, 1, 2)
-
-    @classmethod
-    def for_pictures(cls, paths: list[str]) -> _PixelCache | None:
-        """A cache for pictures of the first one's size, or None when that is unknown or too much memory."""
-        try:
-            with Image.open(paths[0]) as first:  # reads the header only
-                width, height = first.size
-        except Exception:  # a bad file is reported when it is loaded, with its path
-            return None
-        return cls(len(paths), height, width) if len(paths) * height * width * 3 <= CACHE_LIMIT_BYTES else None
-
-    def get(self, index: int) -> torch.Tensor | None:
-        return self._tensors[index] if self._filled[index] else None
-
-    def put(self, index: int, picture: Image.Image) -> bool:
-        if picture.size != (self.width, self.height):
-            return False
-        self._pixels[index] = np.asarray(picture)
-        self._filled[index] = 1
-        return True
+            paths += found
+            labels += [label] * len(found)
+        super().__init__(paths, labels, classes)
+        self.root = root
 
 
 def folder_info(name: str, train_root: Path, eval_root: Path) -> DataInfo:

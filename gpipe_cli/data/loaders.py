@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from gpipe_cli.config import DatasetConfig
-from gpipe_cli.data.datasets import open_split
+from gpipe_cli.data.datasets import Split, open_split
 from gpipe_cli.data.info import DataInfo
 from gpipe_cli.data.seeding import derive_seed, generators_restored, seed_generators
 from gpipe_cli.data.transforms import Transform, build_transform
@@ -85,21 +85,23 @@ def eval_loader(
     batch_size: int,
     workers: int,
     seed: int,
+    split: Split = "eval",
     dataset: Dataset[Any] | None = None,
     skipped: SkippedPictures | None = None,
 ) -> BatchLoader:
-    """Batches of the held-out split, every sample exactly once, in order; shapes as train_loader, the last one partial.
+    """Batches of a split, every sample exactly once, in order, not augmented; shapes as train_loader, the last partial.
 
-    len() is the number of batches, ceil(num_eval / batch_size). With corrupt=skip a batch without any readable picture
+    len() is the number of batches, ceil(samples / batch_size). With corrupt=skip a batch without any readable picture
     is left out. Raises as train_loader.
     """
     samples = _Samples(
-        _opened(config, "eval", info, seed, dataset),
+        _opened(config, split, info, seed, dataset),
         build_transform(config, image_size, train=False),
         seed=derive_seed("eval", seed),
         skip_unreadable=config.corrupt == "skip",
     )
-    batches = _Batches(torch.arange(info.num_eval), batch_size, 0)
+    num_samples = info.num_train if split == "train" else info.num_eval
+    batches = _Batches(torch.arange(num_samples), batch_size, 0)
     return BatchLoader(samples, batches, workers=workers, skipped=skipped, may_drop_batches=True)
 
 

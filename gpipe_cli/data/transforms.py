@@ -6,6 +6,8 @@
             from 64 pixels on: random resized crop, and flip (what most ImageNet results use).
 `inception` random resized crop, flip, and the colour distortion of the AmoebaNet authors' TPU code
             (tensorflow/tpu, models/official/amoeba_net/inception_preprocessing.py, its defaults).
+`cutout`    the whole picture resized, its proportions with it, flip, and a square of one colour (DeVries and Taylor,
+            arXiv 1708.04552): what the paper's section 4 says of its fine-tuning.
 
 All draws come from torch's default generator, which the loader seeds for each sample. Resizing is Pillow's bilinear
 filter throughout, so pictures and tensors of the same pixels give the same result. Only random resized crops need
@@ -34,6 +36,8 @@ _CHROMA = 0.1  # largest shift of Cb and Cr (inception_preprocessing.py)
 # How one unit of Cb and of Cr moves red, green and blue (ITU-R BT.601, as JPEG).
 _CB_TO_RGB = (0.0, -0.344136, 1.772)
 _CR_TO_RGB = (1.402, -0.714136, 0.0)
+# Side of the square as a share of the picture's: 8 of 32 pixels, the authors' for CIFAR-100; the paper does not say.
+_CUTOUT_SIDE = 1 / 4
 _LIGHT_ROTATION = math.radians(10)
 _LIGHT_ZOOM = 0.1
 _LIGHT_SHIFT = 1 / 16  # of the size
@@ -61,6 +65,8 @@ class Transform:
 
 def build_transform(config: DatasetConfig, image_size: int, train: bool) -> Transform:
     """Function from a picture to a float32 tensor (3, image_size, image_size), (x - mean) / std of pixels in 0..1."""
+    if config.augment == "cutout":
+        return (Cutout if train else Whole)(image_size, config.mean, config.std)
     crops = config.augment == "inception" or (config.augment == "standard" and image_size >= SMALL_IMAGE_SIZE)
     if not train or config.augment == "none":
         crop = _EVAL_CROP if crops and image_size >= SMALL_IMAGE_SIZE else 1.0
@@ -79,6 +85,33 @@ class Fit(Transform):
 
     def augment(self, picture: Picture) -> torch.Tensor:
         return as_tensor(fit(picture, self.image_size, self.crop))
+
+
+class Whole(Transform):
+    """The whole picture in the square, its proportions given up."""
+
+    def augment(self, picture: Picture) -> torch.Tensor:
+        size = self.image_size
+        width, height = _size(picture)
+        if (width, height) == (size, size):
+            return as_tensor(picture)
+        return as_tensor(as_picture(picture).resize((size, size), Image.Resampling.BILINEAR))
+
+
+class Cutout(Whole):
+    """The whole picture, randomly flipped, without a square around a random pixel; its colour becomes 0."""
+
+    def augment(self, picture: Picture) -> torch.Tensor:
+        size = self.image_size
+        side = max(1, round(size * _CUTOUT_SIDE))
+        flip, down, right = torch.rand(3).tolist()
+        whole = super().augment(picture)
+        image = whole.flip(2) if flip < 0.5 else whole.clone()  # the pixels may be a cached picture's
+        # Around any pixel, so at the border a part of the square falls outside, as in the article.
+        top, left = int(down * size) - side // 2, int(right * size) - side // 2
+        blank = self._mean.round().to(image.dtype)
+        image[:, max(0, top) : max(0, top + side), max(0, left) : max(0, left + side)] = blank
+        return image
 
 
 class Shift(Transform):
@@ -135,10 +168,15 @@ def distort_colour(image: torch.Tensor) -> torch.Tensor:
 
 def fit(picture: Picture, size: int, crop: float) -> Picture:
     """The centre square whose side is `crop` of the shorter side, resized to size x size; unchanged if it is that."""
-    width, height = picture.size if isinstance(picture, Image.Image) else (picture.shape[2], picture.shape[1])
+    width, height = _size(picture)
     if (width, height, crop) == (size, size, 1.0):
         return picture
     side = min(width, height) * crop
     left, top = (width - side) / 2, (height - side) / 2
     box = (left, top, left + side, top + side)
     return as_picture(picture).resize((size, size), Image.Resampling.BILINEAR, box=box)
+
+
+def _size(picture: Picture) -> tuple[int, int]:
+    """Width and height in pixels."""
+    return picture.size if isinstance(picture, Image.Image) else (picture.shape[2], picture.shape[1])

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import http.server
+import io
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +17,10 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from gpipe_cli.config import DatasetConfig
+from gpipe_cli.data.datasets import prepare
 from gpipe_cli.data.info import DataInfo
 from gpipe_cli.data.loaders import train_loader
+from gpipe_cli.errors import ConfigError
 
 
 @pytest.fixture
@@ -75,3 +82,94 @@ def train(settings: Callable) -> Callable[..., Any]:
         return train_loader(settings("synthetic"), info, dataset=dataset, **arguments)
 
     return make
+
+
+class Served(http.server.ThreadingHTTPServer):
+    """A server on 127.0.0.1 that gives `files` by name and counts the requests; it answers once it is started."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        served, self.files, self.num_requests = self, files, 0
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                served.num_requests += 1
+                body = served.files[self.path.rpartition("/")[2]]
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body) + served.num_bytes_lost))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """No log on the test's output."""
+
+        self.num_bytes_lost = 0  # the connection ends so much too early
+        self._running = False
+        super().__init__(("127.0.0.1", 0), Handler)  # from here on clients may connect; they wait for serve_forever
+
+    def start(self) -> None:
+        self._running = True
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.server_port}/{name}"
+
+    def close(self) -> None:
+        if self._running:
+            self.shutdown()
+        self.server_close()
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, bytes]], Served]]:
+    """`serve({"a.tar.gz": content})`: a server with these files, not yet running."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    servers: list[Served] = []
+
+    def make(files: dict[str, bytes]) -> Served:
+        servers.append(Served(files))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def make_tar() -> Callable[..., bytes]:
+    """`make_tar({"folder/name": content}, "gz")`: an archive with these files."""
+
+    def make(files: dict[str, bytes], compression: str = "") -> bytes:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode=f"w:{compression}") as tar:
+            for name, content in files.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+        return buffer.getvalue()
+
+    return make
+
+
+@pytest.fixture
+def md5() -> Callable[[bytes], str]:
+    return lambda content: hashlib.md5(content).hexdigest()
+
+
+@pytest.fixture
+def refused() -> Callable[..., str]:
+    """`refused(config)`: the one line with which the data set is refused."""
+
+    def refuse(config: DatasetConfig, seed: int = 0) -> str:
+        with pytest.raises(ConfigError) as caught:
+            prepare(config, seed)
+        assert caught.value.exit_code == 2
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    return refuse
+
+
+@pytest.fixture
+def left_in() -> Callable[[Path], set[str]]:
+    """`left_in(folder)`: what it holds, besides the lock."""
+    return lambda folder: {path.name for path in folder.iterdir()} - {".gpipe-lock"}

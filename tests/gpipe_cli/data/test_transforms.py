@@ -11,7 +11,7 @@ from PIL import Image
 
 from gpipe_cli.data.transforms import build_transform, distort_colour, fit
 
-AUGMENTATIONS = ["none", "light", "standard", "inception"]
+AUGMENTATIONS = ["none", "light", "standard", "inception", "cutout"]
 
 
 def noise(height: int, width: int) -> Image.Image:
@@ -94,6 +94,43 @@ def test_light_augmentation_never_mirrors(settings: Callable) -> None:
         image = transform(picture)[0]
         assert image[:, :8].sum() > 2 * image[:, 8:].sum()
         assert image.max() <= 255.001
+
+
+def test_cutout_flips_the_whole_picture_and_blanks_one_square_in_the_mean_colour(settings: Callable) -> None:
+    picture = Image.new("RGB", (64, 32), (250, 250, 250))
+    picture.paste((250, 0, 0), (0, 0, 32, 32))  # the left half, wherever the square is
+    config = settings("folder", augment="cutout", mean=(0.4, 0.4, 0.4), std=(0.2, 0.2, 0.2))
+    transform = build_transform(config, 32, train=True)
+    largest, left_is_red = 0, set()
+    for seed in range(100):
+        torch.manual_seed(seed)
+        image = transform(picture)
+        blank = (image.abs() < 1e-5).all(dim=0)
+        rows, columns = blank.any(dim=1), blank.any(dim=0)
+        assert blank.sum() == rows.sum() * columns.sum() > 0  # a rectangle, cut off by the border perhaps
+        assert max(rows.sum(), columns.sum()) <= 8  # a quarter of the side
+        largest = max(largest, int(blank.sum()))
+        green = image[1][~rows]  # rows that the square spares
+        assert {green[:, :15].unique().numel(), green[:, 17:].unique().numel()} == {1}  # nothing else is touched
+        left_is_red.add(bool(green[0, 0] < 0))
+    assert largest == 64
+    assert left_is_red == {True, False}
+
+
+def test_evaluation_after_cutout_sees_the_whole_picture(settings: Callable) -> None:
+    picture = Image.new("RGB", (64, 32), (0, 0, 0))
+    picture.paste((255, 255, 255), (0, 0, 4, 32))  # a strip that the centre square does not hold
+    image = build_transform(settings("folder", augment="cutout"), 32, train=False)(picture)
+    assert image[0, :, 0].min() > 250
+
+
+def test_cutout_leaves_cached_pixels_as_they_are(settings: Callable) -> None:
+    pixels = torch.full((3, 32, 32), 200, dtype=torch.uint8)
+    transform = build_transform(settings("folder", augment="cutout"), 32, train=True)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        transform(pixels)
+    assert bool((pixels == 200).all())
 
 
 def test_colour_distortion_moves_a_grey_picture_as_a_whole_within_its_bounds() -> None:
