@@ -6,17 +6,10 @@ Imports torch and the standard library only; knows no image, label, epoch, confi
 from .engine import Pipeline, StepResult
 from .layers import LayerFactory, Layers
 from .partition import cut
-from .schedule import (
-    POLICIES,
-    REMAT_MODES,
-    Operation,
-    OperationKind,
-    Schedule,
-    ScheduleError,
-    make_schedule,
-    validate_schedule,
-)
+from .policies import POLICIES, REMAT_MODES, make_schedule
+from .schedule import Operation, OperationKind, Schedule
 from .transport import ProcessGroups, make_process_groups
+from .validation import ScheduleError, validate_schedule
 
 __all__ = [
     "POLICIES",

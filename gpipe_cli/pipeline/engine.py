@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,11 +20,13 @@ from . import gradients
 from .layers import Layers, Partition, build_layers, find_ties, named_layers
 from .microbatch import Value, flatten, merge, num_samples, split, split_sizes
 from .partition import check_balance, cut, layer_ranges
+from .policies import make_forward_schedule, make_schedule
 from .randomness import preserved_generators
 from .runtime import TARGET_CHANNEL, Links, Runtime, StepTrace, make_links
-from .schedule import Schedule, make_forward_schedule, make_schedule, stage_weights, validate_schedule
+from .schedule import Schedule, stage_weights
 from .stage import Counters, Stage, StageLayer
-from .transport import Packet, ProcessGroups, Receiver, Sender, make_process_groups
+from .transport import Packet, ProcessGroups, Receiver, Sender, make_process_groups, open_connections
+from .validation import validate_schedule
 
 LossFunction = Callable[[Any, Any], Tensor]
 
@@ -136,6 +139,10 @@ class Pipeline:
             for stage in own_stages
         }  # fmt: skip
         rank_of_layer = [self.schedule.rank_of_stage[stage] for stage, members in enumerate(ranges) for _ in members]
+        if groups is not None:
+            pairs = {*pairwise(self.schedule.rank_of_stage), (0, self.num_ranks - 1)}
+            pairs |= gradients.tied_pairs(found_ties, rank_of_layer)
+            open_connections(groups, self.position, pairs, self.device)
         self._ties = gradients.TiedParameters(found_ties, modules, rank_of_layer, self.position, groups, self.device)
         self._links = (
             make_links(groups, self.position, self.schedule.rank_of_stage, self.device)
@@ -343,7 +350,7 @@ class Pipeline:
         )
         if self._groups is None:
             return own
-        total = torch.tensor([own], dtype=torch.int64)
+        total = torch.tensor([own], dtype=torch.int64, device="cpu")
         dist.all_reduce(total, group=self._groups.control)
         return int(total)
 
@@ -362,8 +369,7 @@ def _only(packet: Packet) -> Tensor:
 
 def _parameter_costs(layers: Layers) -> list[int]:
     """One more than each layer's number of parameters; factories are run on the meta device."""
-    with torch.device("meta"):
-        built = [layer.build(index, 0) for index, layer in enumerate(named_layers(layers))]
+    built = [layer.build_without_data(index) for index, layer in enumerate(named_layers(layers))]
     return [1 + sum(parameter.numel() for parameter in module.parameters()) for module in built]
 
 

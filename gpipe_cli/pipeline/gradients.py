@@ -6,6 +6,7 @@ Both are computed in an order fixed by the layers, so that the result is the sam
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 import torch
 import torch.distributed as dist
@@ -108,6 +109,12 @@ class TiedParameters:
             everything.update(zip(theirs, receiver.receive().tensors, strict=True))
             sender.flush()
         return everything
+
+
+def tied_pairs(ties: Sequence[Tie], ranks: Sequence[int]) -> set[tuple[int, int]]:
+    """Pairs of positions between which tied parameters travel; ``ranks`` as for :class:`TiedParameters`."""
+    homes = ({ranks[layer] for layer, _ in tie.uses} for tie in ties)
+    return {pair for home in homes for pair in combinations(sorted(home), 2)}
 
 
 def _parameter(module: nn.Module, name: str) -> nn.Parameter:

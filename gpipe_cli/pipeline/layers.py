@@ -10,10 +10,11 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from .randomness import INITIALISATION, derive_seed, preserved_generators, seed_generators
 
@@ -39,6 +40,27 @@ class NamedLayer:
         if not isinstance(module, nn.Module):
             raise TypeError(f"the factory of layer {self.name!r} returned {type(module).__name__}, not an nn.Module")
         return module
+
+    def build_without_data(self, index: int) -> nn.Module:
+        """The module of a factory on the meta device, shapes without data; a given module as it is."""
+        with torch.device("meta"), _NothingDrawn():
+            return self.build(index, 0)
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Initial values of tensors without data are not drawn: torch would load its compiler, in a second, for some."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _DRAWS:
+            tensor = args[0] if args else kwargs["tensor"]
+            if tensor.is_meta:
+                return tensor
+        return func(*args, **kwargs)
+
+
+# Methods of tensors and functions of torch.nn.init alike.
+_DRAWS = ("normal_", "uniform_", "kaiming_uniform_")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ section 2.2, minimises the variance of the costs, which is a stand-in for the sa
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 
@@ -15,9 +16,9 @@ def cut(costs: Sequence[float], num_partitions: int, weights: Sequence[float] | 
     """Number of layers per partition: contiguous, in order, none empty, the largest summed cost minimal.
 
     ``weights``: how often a partition does its layers' work, relative to the others (a last stage that recomputes
-    nothing can host more). Dynamic programming over (partitions, layers) with a binary search for the last cut:
-    O(K L log L) unless the weights of the first partitions differ, then O(K L^2). Raises ValueError for more
-    partitions than layers, or costs that are negative or not finite.
+    nothing can host more). Dynamic programming over (partitions, layers), each partition's end only where the others
+    leave it: O(K L) for equal weights, often far less. Raises ValueError for more partitions than layers, or costs that
+    are negative or not finite.
     """
     num_layers = len(costs)
     if not 1 <= num_partitions <= num_layers:
@@ -27,38 +28,76 @@ def cut(costs: Sequence[float], num_partitions: int, weights: Sequence[float] | 
     for index, cost in enumerate(costs):
         if not (math.isfinite(cost) and cost >= 0):
             raise ValueError(f"cost of layer {index} is {cost}: costs must be finite and not negative")
-    factors = [1.0] * num_partitions if weights is None else list(weights)
+    factors = [1.0] * num_partitions if weights is None else [float(weight) for weight in weights]
     total = [0.0, *accumulate(float(cost) for cost in costs)]
+    bound = _smallest_bound(total, factors)
+    while True:
+        largest, ends = _cut_within(total, factors, bound)
+        if largest <= bound:
+            return tuple(b - a for a, b in pairwise((0, *ends)))
+        bound = min(largest, 2 * bound)  # with unequal weights, the bound is only a start
+
+
+def _smallest_bound(total: Sequence[float], factors: Sequence[float]) -> float:
+    """The smallest largest cost with which partitions reach the last layer, if weights do not get in one's way."""
+    low, high = 0.0, max(factors) * total[-1]
+    while low < (middle := (low + high) / 2) < high:
+        if _last_ends(total, factors, middle)[-1] == len(total) - 1:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _last_ends(total: Sequence[float], factors: Sequence[float], bound: float) -> list[int]:
+    """No cut whose costs are at most `bound` has its partitions end behind these layers."""
+    ends = [0]
+    num_layers, num_partitions = len(total) - 1, len(factors)
+    for k, factor in enumerate(factors, start=1):
+        room = bound / factor if factor else math.inf
+        end = bisect_right(total, total[ends[-1]] + room) - 1
+        ends.append(min(end, num_layers - (num_partitions - k)))
+    return ends[1:]
+
+
+def _cut_within(total: Sequence[float], factors: Sequence[float], bound: float) -> tuple[float, list[int]]:
+    """The best of all cuts whose costs are at most `bound`: its largest cost, and where its partitions end.
+
+    The largest cost is infinite, or above the bound, when there is none.
+    """
+    num_layers = len(total) - 1
+    loose = bound * (1 + 1e-9)  # sums are rounded
+    highs = [0, *_last_ends(total, factors, loose)]
+    backwards = [total[-1] - cost for cost in reversed(total)]
+    lows = [num_layers - end for end in (0, *_last_ends(backwards, factors[::-1], loose))][::-1]
     # best[i]: smallest possible largest cost of the first i layers in k partitions
-    best = [factors[0] * cost for cost in total]
+    best = [0.0, *[math.inf] * num_layers]
     last_cuts: list[list[int]] = []
-    for k in range(2, num_partitions + 1):
-        factor = factors[k - 1]
+    for k, factor in enumerate(factors, start=1):
         # With equal weights so far, best[j] grows with j while the last partition's cost shrinks: the optimum lies
-        # where they cross. With unequal ones every place for the last cut is tried.
-        crossing = len(set(factors[: k - 1])) == 1
+        # where they cross, and that moves on as i grows. With unequal ones every place for the last cut is tried.
+        first, last = max(lows[k - 1], k - 1), highs[k - 1]
+        crosses = len(set(factors[: k - 1])) <= 1
+        crossing = first
         extended = [math.inf] * (num_layers + 1)
         last_cut = [0] * (num_layers + 1)
-        for i in range(k, num_layers + 1):
-            candidates: Iterable[int] = range(k - 1, i)
-            if crossing:
-                low, high = k - 1, i - 1
-                while low < high:
-                    middle = (low + high) // 2
-                    if best[middle] >= factor * (total[i] - total[middle]):
-                        high = middle
-                    else:
-                        low = middle + 1
-                candidates = range(max(k - 1, low - 1), low + 1)
-            value, j = min((max(best[j], factor * (total[i] - total[j])), j) for j in candidates)
-            extended[i], last_cut[i] = value, j
+        for i in range(max(lows[k], first + 1), highs[k] + 1):
+            end = min(last + 1, i - 1)
+            candidates: Iterable[int] = range(first, end + 1)
+            if crosses:
+                while crossing < end and best[crossing] < factor * (total[i] - total[crossing]):
+                    crossing += 1
+                candidates = (crossing - 1, crossing) if crossing > first else (crossing,)
+            for j in candidates:
+                largest = max(best[j], factor * (total[i] - total[j]))
+                if largest < extended[i]:
+                    extended[i], last_cut[i] = largest, j
         best = extended
         last_cuts.append(last_cut)
     ends = [num_layers]
-    for last_cut in reversed(last_cuts):
+    for last_cut in reversed(last_cuts[1:]):
         ends.append(last_cut[ends[-1]])
-    starts = [0, *reversed(ends)]
-    return tuple(b - a for a, b in pairwise(starts))
+    return best[num_layers], ends[::-1]
 
 
 def check_balance(balance: Sequence[int], num_layers: int, num_partitions: int) -> tuple[int, ...]:

@@ -55,8 +55,7 @@ def count_costs(layers: Layers, sample: Value) -> tuple[LayerCost, ...]:
     costs = []
     with preserved_generators(torch.device("cpu")), torch.no_grad():
         for index, layer in enumerate(named_layers(layers)):
-            with torch.device("meta"):
-                module = layer.build(index, 0)
+            module = layer.build_without_data(index)
             # A module that exists already keeps its weights: stand-ins of the same shapes take their place.
             stand_ins = {
                 name: torch.empty_like(tensor, device="meta")

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from .schedule import Event, Operation, OperationKind, Schedule, predecessors
 
@@ -24,8 +25,9 @@ class StageCost:
     ``transfer_s``: seconds from the end of an operation until its result is usable on the next stage's rank; the
     gradient on its way back takes as long. ``rematerialize_s`` is the forward pass's time where it is not given.
     ``update_s``: the optimizer's step, once a mini-batch. ``input_bytes``: the stage's inputs, held from the forward
-    to the backward pass; ``activation_bytes``: what is held besides them while the activations are kept;
-    ``saved_bytes``: how much of both autograd itself keeps.
+    to the backward pass; ``activation_bytes``: what is held besides them while the activations are kept, its outputs
+    among them; ``saved_bytes``: how much of both autograd itself keeps; ``shared_bytes``: how much of the inputs both
+    this stage and the one before keep so, where they are on the same rank.
     """
 
     forward_s: float
@@ -36,6 +38,7 @@ class StageCost:
     input_bytes: int = 0
     activation_bytes: int = 0
     saved_bytes: int = 0
+    shared_bytes: int = 0
 
     def seconds(self, kind: OperationKind) -> float:
         """The one cost rule: seconds of an operation of this kind."""
@@ -79,7 +82,7 @@ def simulate(schedule: Schedule, costs: Sequence[StageCost]) -> Simulation:
     )
     step_time = max((ran[-1].end_s if ran else 0) + update for ran, update in zip(events, updates, strict=True))
     available = schedule.num_ranks * step_time
-    peaks = [peak_memory(operations, schedule, costs) for operations in schedule.operations]
+    peaks = [peak_memory(operations, costs) for operations in schedule.operations]
     return Simulation(
         events=events,
         step_time_s=step_time,
@@ -130,24 +133,41 @@ def _crossed(op: Operation) -> int:
     return op.stage - 1 if op.kind is OperationKind.BACKWARD else -1
 
 
-def peak_memory(
-    operations: Sequence[Operation], schedule: Schedule, costs: Sequence[StageCost]
-) -> tuple[int, int, int]:
-    """Most bytes held, most bytes held by autograd, most micro-batches stored, while ``operations`` run in order."""
+class Held(Protocol):
+    """What a stage holds of a micro-batch, in bytes: see StageCost."""
+
+    @property
+    def input_bytes(self) -> int: ...
+    @property
+    def activation_bytes(self) -> int: ...
+    @property
+    def saved_bytes(self) -> int: ...
+    @property
+    def shared_bytes(self) -> int: ...
+
+
+def peak_memory(operations: Sequence[Operation], costs: Sequence[Held]) -> tuple[int, int, int]:
+    """Most bytes held, most bytes held by autograd, most micro-batches stored, while a rank runs ``operations``."""
+    recomputed = {(op.stage, op.micro_batch) for op in operations if op.kind is OperationKind.REMATERIALIZE}
+    own = {op.stage for op in operations}
     held = saved = stored = 0
     peak_held = peak_saved = peak_stored = 0
     for op in operations:
         cost = costs[op.stage]
+        # Inputs that the stage before hands over within the rank are its outputs: while it keeps those, the same bytes.
+        handed_over = op.stage - 1 in own and (op.stage - 1, op.micro_batch) not in recomputed
+        input_bytes = 0 if handed_over else cost.input_bytes
+        saved_bytes = cost.saved_bytes - (cost.shared_bytes if handed_over else 0)
         if op.kind is OperationKind.FORWARD:
             stored += 1
-            held += cost.input_bytes
+            held += input_bytes
         if op.kind is OperationKind.REMATERIALIZE or (
-            op.kind is OperationKind.FORWARD and (op.stage, op.micro_batch) not in schedule.rematerialized
+            op.kind is OperationKind.FORWARD and (op.stage, op.micro_batch) not in recomputed
         ):
-            held, saved = held + cost.activation_bytes, saved + cost.saved_bytes
+            held, saved = held + cost.activation_bytes, saved + saved_bytes
         peak_held, peak_saved, peak_stored = max(peak_held, held), max(peak_saved, saved), max(peak_stored, stored)
         if op.kind is OperationKind.BACKWARD:
             stored -= 1
-            held -= cost.activation_bytes + cost.input_bytes
-            saved -= cost.saved_bytes
+            held -= cost.activation_bytes + input_bytes
+            saved -= saved_bytes
     return peak_held, peak_saved, peak_stored

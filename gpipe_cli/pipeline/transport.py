@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -86,6 +86,23 @@ def make_process_groups(pipelines: Sequence[Sequence[int]]) -> ProcessGroups:
             own = ProcessGroups(tuple(members), forward, backward, control, collective)
     assert own is not None, "every rank belongs to a pipeline"
     return own
+
+
+def open_connections(
+    groups: ProcessGroups, position: int, pairs: Iterable[tuple[int, int]], device: torch.device
+) -> None:
+    """Use the connections of all ``pairs`` of positions once, in one order. Collective over the pipeline.
+
+    NCCL makes the connection of two ranks in a group when it is first used, and holds up the first until the other
+    comes. In the middle of a step two ranks could so wait for each other, each in another group.
+    """
+    for first, second in sorted({(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}):
+        for group in (groups.forward, groups.backward):
+            token = torch.zeros(1, device=device)
+            if position == first:
+                dist.send(token, dst=groups.ranks[second], group=group)
+            elif position == second:
+                dist.recv(token, src=groups.ranks[first], group=group)
 
 
 def _dense(tensor: Tensor) -> Tensor:

@@ -66,3 +66,14 @@ def test_costs_that_are_no_costs_are_refused(costs):
 def test_more_partitions_than_layers_are_refused(partitions):
     with pytest.raises(ValueError, match=f"num_partitions={partitions}: 2 layers can be cut into 1 to 2 partitions"):
         cut([1.0, 1.0], partitions)
+
+
+def test_unequal_weights_on_many_partitions_are_cut_as_well():
+    """Partitions of other weights are not where the bound of equal ones says they are."""
+    costs = [float(1 + index % 5) for index in range(300)]
+    weights = [1.0 if number % 3 else 4 / 3 for number in range(40)]
+    balance = cut(costs, 40, weights)
+    assert sum(balance) == 300
+    assert min(balance) >= 1
+    even = sum(costs) / sum(1 / weight for weight in weights)
+    assert even <= largest(costs, balance, weights) < even + 5 * 4 / 3

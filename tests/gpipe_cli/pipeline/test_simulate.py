@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from gpipe_cli.pipeline.schedule import OperationKind, make_schedule, max_stored_micro_batches, predecessors
+from gpipe_cli.pipeline.policies import make_schedule
+from gpipe_cli.pipeline.schedule import OperationKind, max_stored_micro_batches, predecessors
 from gpipe_cli.pipeline.simulate import StageCost, simulate
 
 THIRD = Fraction(1, 3)

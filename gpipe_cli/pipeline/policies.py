@@ -1,0 +1,208 @@
+"""The orders of work: from numbers of stages, micro-batches and ranks to a schedule. No torch here.
+
+Fill-drain ("gpipe") follows the paper, section 2.3 and Figure 2c (arXiv 1811.06965); "1f1b" starts a micro-batch's
+backward pass as soon as its forward pass has left the pipeline, as PipeDream-flush and Megatron-LM do.
+
+Fill-drain for K = 3 stages and M = 3 micro-batches (time runs to the right; F forward, B backward)::
+
+    rank 0   F0 F1 F2             B2 B1 B0
+    rank 1      F0 F1 F2       B2 B1 B0
+    rank 2         F0 F1 F2 B2 B1 B0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from itertools import pairwise
+
+from .schedule import (
+    B,
+    F,
+    Operation,
+    OperationKind,
+    R,
+    Schedule,
+    max_held_micro_batches,
+    max_stored_micro_batches,
+    stage_weights,
+)
+
+POLICIES = ("gpipe", "1f1b", "interleaved")
+REMAT_MODES = ("full", "except_last", "none", "auto")
+
+
+def place_stages(num_stages: int, num_ranks: int, policy: str) -> tuple[tuple[int, ...], ...]:
+    """The stages of each rank: consecutive ones, as even as possible, or dealt in turn for "interleaved".
+
+    Raises ValueError unless 1 <= num_ranks <= num_stages and, for "interleaved", every rank gets as many.
+    """
+    if not 1 <= num_ranks <= num_stages:
+        raise ValueError(f"num_ranks={num_ranks}: {num_stages} stages need between 1 and {num_stages} ranks")
+    if policy == "interleaved":
+        if num_stages % num_ranks:
+            raise ValueError(
+                f"schedule=interleaved: {num_stages} stages cannot be dealt evenly to {num_ranks} ranks; "
+                f"use a multiple of {num_ranks} partitions"
+            )
+        return tuple(tuple(range(rank, num_stages, num_ranks)) for rank in range(num_ranks))
+    base, extra = divmod(num_stages, num_ranks)
+    starts = [rank * base + min(rank, extra) for rank in range(num_ranks + 1)]
+    return tuple(tuple(range(a, b)) for a, b in pairwise(starts))
+
+
+def make_schedule(
+    num_stages: int,
+    num_micro_batches: int,
+    policy: str = "gpipe",
+    remat: str = "full",
+    num_ranks: int | None = None,
+    kept: Sequence[int] | None = None,
+) -> Schedule:
+    """The training schedule of one mini-batch.
+
+    ``remat``: "full" recomputes every micro-batch whose backward pass does not follow its forward pass at once (there
+    is nothing to save there: the activations are still needed); "except_last" also spares the last micro-batch, as
+    torchgpipe does; "none" keeps all activations; "auto" recomputes only what is needed to hold the activations of at
+    most ``kept[stage]`` micro-batches at any time; 0 is as "full". Raises ValueError naming the argument.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"schedule={policy}: choose one of {', '.join(POLICIES)}")
+    if remat not in REMAT_MODES:
+        raise ValueError(f"remat={remat}: choose one of {', '.join(REMAT_MODES)}")
+    if num_micro_batches < 1:
+        raise ValueError(f"num_micro_batches={num_micro_batches}: give a whole number of 1 or more")
+    if (remat == "auto") != (kept is not None):
+        raise ValueError("kept belongs to remat=auto: give both or neither")
+    if kept is not None and (len(kept) != num_stages or min(kept) < 0):
+        raise ValueError(f"kept={list(kept)}: give one number of 0 or more for each of the {num_stages} stages")
+    stages_of_rank = place_stages(num_stages, num_ranks if num_ranks is not None else num_stages, policy)
+    order = {"gpipe": _fill_drain, "1f1b": _1f1b, "interleaved": _interleaved}[policy]
+    bare = tuple(
+        tuple(order(rank, len(stages_of_rank), stages, num_micro_batches)) for rank, stages in enumerate(stages_of_rank)
+    )
+    plain = Schedule(policy, remat, num_stages, num_micro_batches, stages_of_rank, bare)
+    if remat == "none":
+        return plain
+    if kept is not None:
+        by_stage = dict(enumerate(kept))
+        return replace(plain, operations=tuple(rank_operations(plain, r, by_stage) for r in range(plain.num_ranks)))
+    spared = {(stage, num_micro_batches - 1) for stage in range(num_stages)} if remat == "except_last" else set()
+    return replace(plain, operations=tuple(tuple(_recomputing(ops, spared)) for ops in bare))
+
+
+def weights_for_cut(
+    num_stages: int, num_micro_batches: int, policy: str, remat: str, num_ranks: int | None = None
+) -> tuple[float, ...]:
+    """How much a stage's work counts when a network is cut for such a schedule, see stage_weights.
+
+    What remat=auto recomputes depends on the cut: until there is one, as if it were everything.
+    """
+    return stage_weights(
+        make_schedule(num_stages, num_micro_batches, policy, "full" if remat == "auto" else remat, num_ranks)
+    )
+
+
+def rank_operations(schedule: Schedule, rank: int, kept: Mapping[int, int]) -> tuple[Operation, ...]:
+    """What ``rank`` runs in this order of work with remat=auto, where its stage s holds the activations of at most
+    ``kept[s]`` micro-batches at any time."""
+    bare = [op for op in schedule.operations[rank] if op.kind is not R]
+    spared = {(stage, m) for stage, count in kept.items() for m in _spared(schedule, bare, stage, count)}
+    return tuple(_recomputing(bare, spared))
+
+
+def make_forward_schedule(num_micro_batches: int, stages_of_rank: tuple[tuple[int, ...], ...]) -> Schedule:
+    """The schedule of an evaluation on stages placed so: forward passes only."""
+    num_ranks = len(stages_of_rank)
+    operations = tuple(
+        tuple(
+            Operation(stage, F, micro_batch)
+            for group in _groups(num_micro_batches, num_ranks if _is_dealt(stages) else 1)
+            for stage in stages
+            for micro_batch in group
+        )
+        for stages in stages_of_rank
+    )
+    num_stages = sum(len(stages) for stages in stages_of_rank)
+    return Schedule("forward", "none", num_stages, num_micro_batches, stages_of_rank, operations)
+
+
+def _is_dealt(stages: tuple[int, ...]) -> bool:
+    return len(stages) > 1 and stages[1] - stages[0] > 1
+
+
+def _pass(kind: OperationKind, stages: Sequence[int], micro_batch: int) -> Iterable[Operation]:
+    """A micro-batch through consecutive stages: forward in order, backward in reverse."""
+    return (Operation(stage, kind, micro_batch) for stage in (stages if kind is F else reversed(stages)))
+
+
+def _fill_drain(rank: int, num_ranks: int, stages: tuple[int, ...], num_micro_batches: int) -> Iterable[Operation]:
+    del rank, num_ranks  # the order is the same on every rank
+    for m in range(num_micro_batches):
+        yield from _pass(F, stages, m)
+    for m in reversed(range(num_micro_batches)):
+        yield from _pass(B, stages, m)
+
+
+def _1f1b(rank: int, num_ranks: int, stages: tuple[int, ...], num_micro_batches: int) -> Iterable[Operation]:
+    num_ahead = min(num_micro_batches, num_ranks - 1 - rank)
+    for m in range(num_ahead):
+        yield from _pass(F, stages, m)
+    for m in range(num_ahead, num_micro_batches):
+        yield from _pass(F, stages, m)
+        yield from _pass(B, stages, m - num_ahead)
+    for m in range(num_micro_batches - num_ahead, num_micro_batches):
+        yield from _pass(B, stages, m)
+
+
+def _interleaved(rank: int, num_ranks: int, stages: tuple[int, ...], num_micro_batches: int) -> Iterable[Operation]:
+    """One forward, one backward over stages that are dealt to the ranks in turn (Narayanan et al. 2021, section 2.2).
+
+    Micro-batches go in groups of one per rank: a group passes a rank's first stage, then its second, and so on.
+    """
+    groups = _groups(num_micro_batches, num_ranks)
+    forward = [Operation(stage, F, m) for group in groups for stage in stages for m in group]
+    backward = [Operation(stage, B, m) for group in groups for stage in reversed(stages) for m in group]
+    num_ahead = (num_ranks - rank - 1) * 2 + (len(stages) - 1) * num_ranks
+    if num_micro_batches % num_ranks:  # a short last group breaks the even step: fill first, then drain
+        num_ahead = len(forward)
+    num_ahead = min(num_ahead, len(forward))
+    yield from forward[:num_ahead]
+    for ahead, behind in zip(forward[num_ahead:], backward, strict=False):
+        yield ahead
+        yield behind
+    yield from backward[len(forward) - num_ahead :]
+
+
+def _groups(num_micro_batches: int, size: int) -> list[range]:
+    return [range(start, min(start + size, num_micro_batches)) for start in range(0, num_micro_batches, size)]
+
+
+def _recomputing(operations: Iterable[Operation], spared: Set[tuple[int, int]]) -> Iterator[Operation]:
+    """Operations with recomputation before each backward pass but those of the ``spared`` (stage, micro-batch)."""
+    previous: Operation | None = None
+    for op in operations:
+        if op.kind is B:
+            still_fresh = previous == Operation(op.stage, F, op.micro_batch)
+            if not still_fresh and (op.stage, op.micro_batch) not in spared:
+                yield Operation(op.stage, R, op.micro_batch)
+        yield op
+        previous = op
+
+
+def _spared(schedule: Schedule, bare: Sequence[Operation], stage: int, kept: int) -> Sequence[int]:
+    """Micro-batches that ``stage`` need not recompute when it may hold the activations of ``kept`` at any time."""
+    num_micro_batches = schedule.num_micro_batches
+    in_flight = max_stored_micro_batches(schedule, stage)
+    if kept >= in_flight:
+        return range(num_micro_batches)
+    if schedule.policy == "gpipe":
+        # The last ones, whose backward passes come first: they are gone when the first recomputation needs room.
+        return range(num_micro_batches - kept, num_micro_batches)
+    # Any so many consecutive micro-batches are in flight together. One place stays for the one being recomputed, unless
+    # all that are kept are gone by then.
+    regular = [m for m in range(num_micro_batches) if m % in_flight < kept]
+    tried = tuple(_recomputing(bare, {(stage, m) for m in regular}))
+    if max_held_micro_batches(tried, stage) <= kept:
+        return regular
+    return [m for m in regular if m % in_flight < kept - 1]
