@@ -17,10 +17,10 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv train bench test lint type format clean
+.PHONY: help venv train bench gpu-check test lint type format clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 venv: $(INSTALLED) ## Make the environment, with this project in it (done by itself when needed)
 
@@ -37,6 +37,9 @@ train: $(INSTALLED) ## Train the default network, in 4 partitions, on the digits
 
 bench: $(INSTALLED) ## Measure speed and memory on this machine (about two minutes on two quiet cores)
 	$(BIN)/gpipe bench $(BENCH_ARGS)
+
+gpu-check: $(INSTALLED) ## Check and measure on one CUDA GPU, in under eight minutes: results/gpu.md
+	@$(BIN)/python -m gpipe_cli.gpu_check
 
 test: $(INSTALLED) ## Run all tests
 	$(BIN)/python -m pytest $(TEST_ARGS)
