@@ -44,7 +44,15 @@ def _build(parts: Ingredients, indices: Sequence[int]) -> list[tuple[str, nn.Mod
 
 def _layouts(parts: Ingredients) -> tuple[str, ...]:
     """Both memory formats, to be tried, unless the user wants one."""
-    return (CHANNELS_LAST, CONTIGUOUS) if parts.config.channels_last else (CONTIGUOUS,)
+    return (CHANNELS_LAST, CONTIGUOUS) if parts.channels_last else (CONTIGUOUS,)
+
+
+def _share(model: nn.Module, ties: Sequence[Sequence[str]]) -> None:
+    """Make the parameters of each group one: the first of them."""
+    for first, *others in ties:
+        for name in others:
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
 
 
 class SingleSubject(Subject):
@@ -56,6 +64,7 @@ class SingleSubject(Subject):
         self._model = nn.Sequential()
         for name, module in layers:
             self._model.add_module(name, module)
+        _share(self._model, parts.ties)
         self.layouts = _layouts(parts)
         self.balance = (len(layers),)
         self.num_parameters = sum(parameter.numel() for parameter in self._model.parameters())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpipe_cli.config import ModelConfig
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 SINGLE, NAIVE, TORCH = "single", "naive", "torch"
 # The grid where nothing is said. In the YAML file these would win over a suite.
 DEFAULT_PARTITIONS, DEFAULT_MICRO_BATCHES, DEFAULT_REMAT = (1, 2), (1, 4, 8), ("full", "none")
-DEFAULT_BATCH_SIZE = 32
+DEFAULT_BATCH_SIZE, DEFAULT_IMAGE_SIZE = 32, 64
+DEFAULT_NUM_CLASSES = 1000  # ImageNet's
 # What torch.distributed.pipelining's ScheduleGPipe can do: all stages checkpointed, or none.
 TORCH_REMAT = ("full", "none")
 
@@ -27,19 +28,27 @@ TORCH_REMAT = ("full", "none")
 class Case:
     """One configuration to be measured. `baseline`: None for our own pipeline, else which other way it is done.
 
-    `balance` is the cut, None for one that is found by the layers' costs. `name` is what the paper's table calls it.
+    `image_size` is None for a network that reads text. `balance` is the cut, None for one that is found by the layers'
+    costs; `kept` is what remat=auto keeps with it. `name` is what the paper's table calls it.
     """
 
     model: ModelConfig = field(hash=False)  # it holds a dict; equality still looks at it
     partitions: int
     micro_batches: int
     batch_size: int
-    image_size: int
+    image_size: int | None
+    num_classes: int
     remat: str
     schedule: str
     baseline: str | None = None
     balance: tuple[int, ...] | None = None
+    kept: tuple[int, ...] | None = None
     name: str | None = None
+
+    @property
+    def seq_len(self) -> int | None:
+        """Tokens of a sample; None for pictures."""
+        return self.model.seq_len
 
     def __str__(self) -> str:
         words = [f"K={self.partitions}", f"M={self.micro_batches}", f"remat={self.remat}"]
@@ -77,12 +86,23 @@ def grid(config: BenchConfig) -> list[Case]:
             partitions=partitions,
             micro_batches=micro_batches,
             batch_size=config.batch_size or DEFAULT_BATCH_SIZE,
-            image_size=config.image_size,
+            image_size=image_size(config, DEFAULT_IMAGE_SIZE),
+            num_classes=num_classes(config),
             remat=remat,
             schedule=schedule,
         )
         for schedule, remat, micro_batches, partitions in dict.fromkeys(combinations)
     ]
+
+
+def image_size(config: BenchConfig, default: int) -> int | None:
+    """Pixels of the pictures; None for a network that reads text."""
+    return None if config.model.seq_len is not None else config.image_size or default
+
+
+def num_classes(config: BenchConfig) -> int:
+    """Numbers that a label, or a token, may be."""
+    return config.model.vocab_size if config.model.name == "transformer" else config.num_classes or DEFAULT_NUM_CLASSES
 
 
 def why_impossible(case: Case, num_layers: int, num_ranks: int) -> str | None:
@@ -94,6 +114,8 @@ def why_impossible(case: Case, num_layers: int, num_ranks: int) -> str | None:
     if case.schedule == "interleaved" and case.partitions % num_ranks:
         return f"schedule=interleaved needs a multiple of ranks={num_ranks} partitions"
     if case.baseline == TORCH:
+        if case.model.tied:
+            return "ScheduleGPipe knows no parameters that are shared by stages; use model.tied=false"
         if case.remat not in TORCH_REMAT:
             return f"ScheduleGPipe knows no remat={case.remat}"
         if case.batch_size % case.micro_batches:
@@ -106,23 +128,27 @@ def why_impossible(case: Case, num_layers: int, num_ranks: int) -> str | None:
 def baseline_of(case: Case, kind: str) -> Case | None:
     """What `case` is compared with. None where there is nothing to compare: a single partition is no pipeline."""
     if kind == SINGLE:
-        plain = replace(case, partitions=1, micro_batches=1, remat="none", schedule="gpipe", balance=None, name=None)
-        return replace(plain, baseline=SINGLE)
+        return uncut(case, partitions=1, micro_batches=1, remat="none", schedule="gpipe", baseline=SINGLE)
     if case.partitions == 1:
         return None
     if kind == NAIVE:
         if case.micro_batches == 1 and case.schedule == "gpipe":
             return None  # it is the row itself
         # One micro-batch: the cut may differ, as the last partition then recomputes nothing.
-        return replace(case, baseline=NAIVE, micro_batches=1, schedule="gpipe", balance=None, name=None)
-    return replace(case, baseline=TORCH, schedule="gpipe", name=None)
+        return uncut(case, baseline=NAIVE, micro_batches=1, schedule="gpipe")
+    return replace(case, baseline=TORCH, schedule="gpipe", kept=None, name=None)
+
+
+def uncut(case: Case, **changes: Any) -> Case:
+    """A configuration with `changes`, without what follows from its cut and without the name."""
+    return replace(case, **{"balance": None, "kept": None, "name": None, **changes})
 
 
 def groups(cases: Iterable[Case]) -> list[list[Case]]:
     """Our configurations that differ in the number of partitions only, in the order of their first members."""
     found: dict[Case, list[Case]] = {}
     for case in cases:
-        found.setdefault(replace(case, partitions=0, balance=None, name=None), []).append(case)
+        found.setdefault(uncut(case, partitions=0), []).append(case)
     return list(found.values())
 
 
@@ -134,9 +160,5 @@ def with_baselines(group: Sequence[Case], baselines: Sequence[str]) -> list[Case
 
 def reference_of(case: Case, among: Iterable[Case]) -> Case | None:
     """The configuration over which the speed-up of `case` is counted: the fewest partitions, all else being equal."""
-
-    def rest(one: Case) -> Case:
-        return replace(one, partitions=0, balance=None, name=None)
-
-    peers = [other for other in among if rest(other) == rest(case)]
+    peers = [other for other in among if uncut(other, partitions=0) == uncut(case, partitions=0)]
     return min(peers, key=lambda other: other.partitions, default=None)

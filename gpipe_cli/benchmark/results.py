@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpipe_cli.benchmark.grid import Case, baseline_of, reference_of
+from gpipe_cli.benchmark.grid import Case, baseline_of, reference_of, uncut
 from gpipe_cli.benchmark.measure import Spell, Spread, ratio, spread
 
 if TYPE_CHECKING:
@@ -44,6 +44,11 @@ class Result:
     def samples_per_s(self) -> float:
         """Samples a second, by the median step."""
         return self.case.batch_size / self.spread.median_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens a second of a network that reads text; None for pictures."""
+        return None if self.case.seq_len is None else self.samples_per_s * self.case.seq_len
 
     @property
     def bubble_per_rank(self) -> list[float] | None:
@@ -85,7 +90,7 @@ def compare(result: Result, others: Mapping[Case, Result]) -> Comparison:
     case = result.case
 
     def against(other: Case | None) -> float | None:
-        found = others.get(_uncut(other)) if other is not None else None
+        found = others.get(uncut(other)) if other is not None else None
         return ratio(result.rounds, found.rounds) if found is not None and found.error is None else None
 
     reference = reference_of(case, [other.case for other in others.values() if other.error is None])
@@ -100,11 +105,7 @@ def compare(result: Result, others: Mapping[Case, Result]) -> Comparison:
 
 def by_case(results: Sequence[Result]) -> dict[Case, Result]:
     """Results by configuration, whatever the cut and the name."""
-    return {_uncut(result.case): result for result in results}
-
-
-def _uncut(case: Case) -> Case:
-    return replace(case, balance=None, name=None)
+    return {uncut(result.case): result for result in results}
 
 
 def _all_known(values: Sequence[int | None]) -> list[int] | None:

@@ -30,11 +30,10 @@ class Origin:
 def _configuration(config: BenchConfig, case: Case) -> str:
     """Ten hexadecimal digits: the same for rows of which a new one takes an old one's place."""
     settings: dict[str, Any] = {
-        **{name: value for name, value in dataclasses.asdict(case).items() if name not in ("balance", "name")},
+        **{name: value for name, value in dataclasses.asdict(case).items() if name not in ("balance", "kept", "name")},
         "balance": config.balance,
         "cut": config.cut,
         "optimizer": dataclasses.asdict(config.optimizer),
-        "num_classes": config.num_classes,
         "precision": config.precision,
         "device": config.device,
         "threads": config.threads,
@@ -53,18 +52,20 @@ def network_name(model: ModelConfig) -> str:
 
 def _common(config: BenchConfig, result: Result, origin: Origin) -> dict[str, Any]:
     case, ready = result.case, result.ready
-    amoebanet = case.model.name == "amoebanet"
+    amoebanet, transformer = case.model.name == "amoebanet", case.model.name == "transformer"
     return {
         "model": network_name(case.model),
         "variant": case.model.variant if amoebanet else None,
-        "layers": case.model.layers if amoebanet else None,
+        "layers": case.model.layers if amoebanet or transformer else None,
         "filters": case.model.filters if amoebanet else None,
         "num_parameters": ready.num_parameters if ready is not None else None,
         "image_size": case.image_size,
+        "seq_len": case.seq_len,
         "batch_size": case.batch_size,
         "partitions": case.partitions,
         "micro_batches": case.micro_batches,
         "remat": case.remat,
+        "kept": per_rank(ready.kept) if ready is not None else None,
         "schedule": case.schedule,
         "baseline": case.baseline,
         "balance": per_rank(ready.balance) if ready is not None else None,
@@ -82,8 +83,10 @@ def _common(config: BenchConfig, result: Result, origin: Origin) -> dict[str, An
     }
 
 
-def shown_layout(case: Case, layout: str) -> str:
-    """The memory format that a configuration works in; torch's pipeline has channels-last inside its stages only."""
+def shown_layout(case: Case, layout: str) -> str | None:
+    """The memory format of pictures in a configuration; torch's pipeline has channels-last inside its stages only."""
+    if case.seq_len is not None:
+        return None
     return f"{layout} inside" if case.baseline == "torch" and layout == "channels-last" else layout
 
 
@@ -93,6 +96,7 @@ def throughput_row(config: BenchConfig, result: Result, comparison: Comparison, 
     return {
         **_common(config, result, origin),
         "samples_per_s": round(result.samples_per_s, 4),
+        "tokens_per_s": _rounded(result.tokens_per_s),
         "step_time_s": round(spread.median_s, 6),
         "step_time_low_s": round(spread.low_s, 6),
         "step_time_high_s": round(spread.high_s, 6),

@@ -30,10 +30,11 @@ class ScreenTable:
             _Column("by", max(map(len, names)), True),
             _Column("K", 3),
             _Column("M", 4),
-            _Column("remat", max(5, *(len(case.remat) for case in cases)), True),
+            _Column("remat", max(5, *(_remat_width(case) for case in cases)), True),
             _Column("schedule", max(8, *(len(case.schedule) for case in cases)), True),
             _Column("layout", 20 if "torch" in baselines else 13, True),
             _Column("samples/s", 9),
+            _Column("tokens/s", 9),
             _Column("step, ms", 22),
             _Column("bubble, %", 9),
             _Column("memory, MB", 11),
@@ -43,6 +44,7 @@ class ScreenTable:
         unused = {f"x {name}" for name in ("single", "naive", "torch") if name not in baselines}
         if len({case.schedule for case in cases if case.baseline is None}) == 1:
             unused.add("schedule")
+        unused.add("tokens/s" if cases[0].seq_len is None else "layout")
         self._shown = [(index, column) for index, column in enumerate(columns) if column.title not in unused]
         self._titles = [column.title for column in columns]
 
@@ -61,10 +63,11 @@ class ScreenTable:
                 case.baseline or case.name or "gpipe",
                 str(case.partitions),
                 str(case.micro_batches),
-                "" if single else case.remat,
+                "" if single else _remat(result),
                 "" if single else case.schedule,
-                "" if result.ready is None else shown_layout(case, result.ready.layout),
+                "" if result.ready is None else shown_layout(case, result.ready.layout) or "",
                 f"{result.samples_per_s:.4g}",
+                "" if result.tokens_per_s is None else f"{result.tokens_per_s:.0f}",
                 f"{1e3 * spread.median_s:.4g} ({1e3 * spread.low_s:.4g}-{1e3 * spread.high_s:.4g})",
                 "" if bubbles is None or single else "+".join(f"{100 * share:.0f}" for share in bubbles),
                 "+".join(_megabytes(count) for count in _shown_bytes(result)),
@@ -78,6 +81,17 @@ class ScreenTable:
             for index, column in self._shown
         ]
         return " ".join(parts).rstrip()
+
+
+def _remat_width(case: Case) -> int:
+    kept = 0 if case.kept is None else 1 + case.partitions * (1 + len(str(case.micro_batches))) - 1
+    return len(case.remat) + kept
+
+
+def _remat(result: Result) -> str:
+    """What is recomputed; with auto also how many micro-batches each stage need not recompute."""
+    kept = result.ready.kept if result.ready is not None else None
+    return result.case.remat if kept is None else f"{result.case.remat} {'+'.join(map(str, kept))}"
 
 
 def _shown_bytes(result: Result) -> list[int]:

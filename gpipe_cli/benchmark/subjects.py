@@ -17,9 +17,10 @@ from torch import Tensor
 
 from gpipe_cli.benchmark.data import mini_batch
 from gpipe_cli.pipeline import Pipeline
-from gpipe_cli.pipeline.schedule import Event
+from gpipe_cli.pipeline.schedule import Event, num_not_recomputed
+from gpipe_cli.training.language_loss import build_language_loss
 from gpipe_cli.training.losses import build_loss
-from gpipe_cli.training.networks import build_network
+from gpipe_cli.training.networks import build_network, tied_parameters
 from gpipe_cli.training.optimizer import build_optimizer
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Subject(ABC):
 
     layouts: tuple[str, ...] = (CONTIGUOUS,)
     balance: tuple[int, ...]
+    kept: tuple[int, ...] | None = None  # with remat=auto, the micro-batches that each stage need not recompute
     num_parameters: int
     optimizer: torch.optim.Optimizer
 
@@ -79,10 +81,16 @@ class Ingredients:
     loss_fn: Callable[[Any, Any], Tensor]
     device: torch.device
     groups: ProcessGroups | None
+    ties: Sequence[Sequence[str]] = ()  # full names of parameters that are one and the same
 
     def optimizer(self, named_parameters: Iterator[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
         """The configured optimizer."""
         return build_optimizer(named_parameters, self.config.optimizer)
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether the tensors have a memory format to choose; those of text have none."""
+        return self.config.channels_last and self.case.seq_len is None
 
     def precision(self) -> AbstractContextManager[Any]:
         """The configured automatic mixed precision."""
@@ -96,16 +104,17 @@ def gather_ingredients(
 ) -> Ingredients:
     """Network, data and loss of a configuration, on this rank."""
     device = torch.device(context.device)
-    inputs, targets = mini_batch(case, config.num_classes)
+    inputs, targets = mini_batch(case)
     return Ingredients(
         config=config,
         case=case,
-        layers=build_network(case.model, config.num_classes, case.image_size, config.seed),
+        layers=build_network(case.model, case.num_classes, case.image_size, config.seed),
         inputs=inputs.to(device),
         targets=targets.to(device),
-        loss_fn=build_loss(0.0, case.model.aux_weight),
+        loss_fn=build_loss(0.0, case.model.aux_weight) if case.seq_len is None else build_language_loss(),
         device=device,
         groups=groups,
+        ties=tied_parameters(case.model),
     )
 
 
@@ -132,13 +141,16 @@ class PipelineSubject(Subject):
             balance=case.balance,
             schedule=case.schedule,
             remat=case.remat,
+            kept=case.kept,
             seed=config.seed,
             device=parts.device,
             autocast=torch.bfloat16 if config.precision == "bf16" else None,
+            ties=parts.ties,
             groups=parts.groups,
         )
-        self.layouts = (CHANNELS_LAST if config.channels_last else CONTIGUOUS,)
+        self.layouts = (CHANNELS_LAST if parts.channels_last else CONTIGUOUS,)
         self.balance, self.num_parameters = self.pipe.balance, self.pipe.num_parameters
+        self.kept = num_not_recomputed(self.pipe.schedule) if case.remat == "auto" else None
         self._all_inputs = parts.inputs
         self._inputs: Tensor | None = None
         self._targets = parts.targets if self.pipe.is_last else None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpipe_cli.benchmark.data import sample_shape
+from gpipe_cli.benchmark.data import sample
 from gpipe_cli.benchmark.grid import Case, Impossible, why_impossible
 from gpipe_cli.distributed.devices import available_cores, count_gpus, plan_ranks
 from gpipe_cli.errors import ConfigError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpipe_cli.config_bench import BenchConfig
     from gpipe_cli.distributed.devices import RankPlan
     from gpipe_cli.pipeline import Layers
+    from gpipe_cli.pipeline.counting import NetworkCount
 
 # Weights, gradients and the two averages of RMSProp with momentum, each of four bytes.
 BYTES_PER_PARAMETER = 16
@@ -40,7 +41,10 @@ def rank_plan(config: BenchConfig, case: Case) -> RankPlan:
 
 
 def survey(config: BenchConfig, cases: Sequence[Case]) -> list[Case | Impossible]:
-    """Each configuration with its cut, or why it cannot be measured here. Raises ConfigError for a bad network."""
+    """Each configuration with its cut and what it keeps, or why it cannot be measured here.
+
+    Raises ConfigError for a bad network, and for a budget that nothing would depend on.
+    """
     networks = _Networks(config)
     return [_survey(config, case, networks) for case in cases]
 
@@ -54,14 +58,28 @@ def _survey(config: BenchConfig, case: Case, networks: _Networks) -> Case | Impo
             if error.key == "device":
                 raise
             reason = str(error)
+        else:
+            _check_budget(config, plan)
     if reason is None:
-        network = networks.of(case.model)
+        network = networks.of(case)
         reason = why_impossible(case, len(network.layers), plan.num_ranks) or _too_little_memory(
             case, network, plan.device_type
         )
     if reason is not None:
         return Impossible(case=case, reason=reason)
-    return replace(case, balance=network.balance(config, case, plan.num_ranks, plan.device_type))
+    case = replace(case, balance=network.balance(config, case, plan.num_ranks, plan.device_type))
+    if case.remat != "auto":
+        return case
+    try:
+        return replace(case, kept=network.kept(config, case, plan))
+    except ConfigError as error:
+        return Impossible(case=case, reason=str(error))
+
+
+def _check_budget(config: BenchConfig, plan: RankPlan) -> None:
+    if config.memory_gb is not None and plan.device_type == "cpu" and "auto" not in (config.remat or ()):
+        problem = "limits a GPU's memory, and on a CPU what remat=auto keeps; leave it out, or add auto to remat"
+        raise ConfigError("memory_gb", config.memory_gb, problem)
 
 
 def _too_few_devices(config: BenchConfig, case: Case) -> str | None:
@@ -86,7 +104,7 @@ def _too_little_memory(case: Case, network: _Network, device_type: str) -> str |
         return None
     parts = 1 if case.remat == "none" else case.micro_batches
     samples = -(-case.batch_size // parts)
-    activations = network.activation_bytes(samples, case.image_size)
+    activations = network.activation_bytes(case, samples)
     needed = round(BYTES_PER_PARAMETER * network.num_parameters + ACTIVATION_MARGIN * activations)
     if needed <= free:
         return None
@@ -118,15 +136,14 @@ class _Networks:
         self._config = config
         self._known: list[tuple[ModelConfig, _Network]] = []
 
-    def of(self, model: ModelConfig) -> _Network:
+    def of(self, case: Case) -> _Network:
         from gpipe_cli.training.networks import build_network
 
         for known, network in self._known:
-            if known == model:
+            if known == case.model:
                 return network
-        config = self._config
-        network = _Network(build_network(model, config.num_classes, config.image_size, config.seed))
-        self._known.append((model, network))
+        network = _Network(build_network(case.model, case.num_classes, case.image_size, self._config.seed))
+        self._known.append((case.model, network))
         return network
 
 
@@ -140,22 +157,20 @@ class _Network:
         self._layers = layers
         self._costs: dict[tuple[Any, ...], Sequence[float]] = {}
         self._num_parameters: int | None = None
-        self._activation_bytes: dict[tuple[int, int], int] = {}
+        self._activation_bytes: dict[int, int] = {}
+        self._count: NetworkCount | None = None
 
     @property
     def num_parameters(self) -> int:
-        import torch
-
         if self._num_parameters is None:
-            with torch.device("meta"):
-                modules = [layer.build(index, 0) for index, layer in enumerate(self.layers)]
+            modules = [layer.build_without_data(index) for index, layer in enumerate(self.layers)]
             self._num_parameters = sum(p.numel() for module in modules for p in module.parameters())
         return self._num_parameters
 
     def balance(self, config: BenchConfig, case: Case, num_ranks: int, device_type: str) -> tuple[int, ...]:
         """The cut of a configuration: its own if that fits, the given one, or as the engine makes it."""
         from gpipe_cli.pipeline.partition import check_balance, cut
-        from gpipe_cli.pipeline.schedule import make_schedule, stage_weights
+        from gpipe_cli.pipeline.policies import weights_for_cut
 
         if case.partitions == 1:
             return (len(self.layers),)
@@ -166,8 +181,32 @@ class _Network:
                 return check_balance(config.balance, len(self.layers), case.partitions)
             except ValueError as error:
                 raise ConfigError("balance", config.balance, str(error).partition(": ")[2]) from error
-        schedule = make_schedule(case.partitions, case.micro_batches, case.schedule, case.remat, num_ranks)
-        return cut(self._cost(config, case, device_type), case.partitions, stage_weights(schedule))
+        weights = weights_for_cut(case.partitions, case.micro_batches, case.schedule, case.remat, num_ranks)
+        return cut(self._cost(config, case, device_type), case.partitions, weights)
+
+    def kept(self, config: BenchConfig, case: Case, plan: RankPlan) -> tuple[int, ...]:
+        """What remat=auto keeps with the configuration's cut. Raises ConfigError for a budget that is too small."""
+        import torch
+
+        from gpipe_cli.pipeline.policies import make_schedule
+        from gpipe_cli.training.rematerialization import count_for_budget, found_budget, given_budget, keep_within
+
+        assert case.balance is not None
+        if config.memory_gb is not None:
+            budgets = [given_budget(config.memory_gb, plan.device_type)] * plan.num_ranks
+        else:
+            devices = [torch.device(plan.device_type, rank) for rank in range(plan.num_ranks)]
+            budgets = [found_budget(device, plan.num_ranks) for device in devices]
+        if self._count is None:
+            self._count = count_for_budget(self._layers, sample(case, 1), config.precision, plan.device_type)
+        return keep_within(
+            budgets,
+            self._count,
+            balance=case.balance,
+            schedule=make_schedule(case.partitions, case.micro_batches, case.schedule, "full", plan.num_ranks),
+            batch_size=case.batch_size,
+            optimizer=config.optimizer,
+        ).kept
 
     def _cost(self, config: BenchConfig, case: Case, device_type: str) -> Sequence[float]:
         import torch
@@ -175,19 +214,18 @@ class _Network:
         from gpipe_cli.pipeline.profile import count_costs, measure_layers
 
         samples = max(1, case.batch_size // case.micro_batches)
-        key = (config.cut, samples, case.image_size)
+        key = (config.cut, samples)
         if key in self._costs:
             return self._costs[key]
-        shape = sample_shape(samples, case.image_size)
         try:
             if config.cut == "time":
-                sample = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-                if config.channels_last:
-                    sample = sample.contiguous(memory_format=torch.channels_last)
+                inputs = sample(case, samples, torch.Generator().manual_seed(0))
+                if config.channels_last and inputs.dim() == 4:
+                    inputs = inputs.contiguous(memory_format=torch.channels_last)
                 torch.set_num_threads(config.threads or 1)
-                found: Sequence[float] = measure_layers(self._layers, sample, torch.device(device_type))
+                found: Sequence[float] = measure_layers(self._layers, inputs, torch.device(device_type))
             else:
-                found = [cost.work for cost in count_costs(self._layers, torch.empty(shape, device="meta"))]
+                found = [cost.work for cost in count_costs(self._layers, sample(case, samples))]
         except (RuntimeError, NotImplementedError, ValueError) as error:
             problem = f"the layers cannot be costed ({str(error).splitlines()[0]})"
             if config.cut == "flops":
@@ -196,22 +234,19 @@ class _Network:
         self._costs[key] = found
         return found
 
-    def activation_bytes(self, samples: int, image_size: int) -> int:
+    def activation_bytes(self, case: Case, samples: int) -> int:
         """Bytes held for the backward pass of `samples` samples through all layers; 0 where it cannot be counted."""
-        import torch
-
         from gpipe_cli.pipeline.memory import ActivationMeter
+        from gpipe_cli.pipeline.recording import Attention
 
-        key = (samples, image_size)
-        if key not in self._activation_bytes:
-            value: Any = torch.empty(sample_shape(samples, image_size), device="meta")
+        if samples not in self._activation_bytes:
+            value: Any = sample(case, samples)
             try:
-                with ActivationMeter() as meter:
+                with ActivationMeter() as meter, Attention(fused=False):
                     for index, layer in enumerate(self.layers):
-                        with torch.device("meta"):
-                            module = layer.build(index, 0)
+                        module = layer.build_without_data(index)
                         value = module.to("meta")(value)
-                self._activation_bytes[key] = meter.peak_bytes
+                self._activation_bytes[samples] = meter.peak_bytes
             except Exception:  # a user's layers need not run without computing: then nothing is known, and it is tried
-                self._activation_bytes[key] = 0
-        return self._activation_bytes[key]
+                self._activation_bytes[samples] = 0
+        return self._activation_bytes[samples]

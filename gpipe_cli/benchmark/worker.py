@@ -17,7 +17,7 @@ from gpipe_cli.benchmark.baselines import make_subject
 from gpipe_cli.benchmark.measure import Stopwatch
 from gpipe_cli.benchmark.subjects import Subject, gather_ingredients
 from gpipe_cli.distributed.mesh import make_mesh
-from gpipe_cli.errors import ConfigError, OutOfMemoryError, TrainingError
+from gpipe_cli.errors import OutOfMemoryError, TrainingError
 from gpipe_cli.pipeline.memory import ActivationMeter
 from gpipe_cli.pipeline.schedule import Event
 from gpipe_cli.training.communication import from_all, from_first
@@ -66,9 +66,11 @@ Request = Prepare | Measure | Finish
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """What a configuration turned out to be."""
+    """What a configuration turned out to be. `kept`: with remat=auto, the micro-batches that each stage need not
+    recompute."""
 
     balance: tuple[int, ...]
+    kept: tuple[int, ...] | None
     num_parameters: int
     device: str
     world_size: int
@@ -110,7 +112,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _serve(context: RankContext, order: Order, device: torch.device) -> None:
-    if order.config.memory_gb is not None:
+    if order.config.memory_gb is not None and device.type == "cuda":
         _limit_memory(order.config.memory_gb, device)
     groups = make_mesh(context.world_size, 1).process_groups()
     channel = Client(order.address, family="AF_UNIX") if context.is_main else None
@@ -151,8 +153,6 @@ def _nothing() -> None:
 
 
 def _limit_memory(memory_gb: float, device: torch.device) -> None:
-    if device.type != "cuda":
-        raise ConfigError("memory_gb", memory_gb, "limits a GPU's memory; leave it out on a CPU")
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, memory_gb * 1e9 / total), device)
 
@@ -160,6 +160,7 @@ def _limit_memory(memory_gb: float, device: torch.device) -> None:
 def _ready(subject: Subject, layout: str, context: RankContext) -> Ready:
     return Ready(
         balance=tuple(subject.balance),
+        kept=subject.kept,
         num_parameters=subject.num_parameters,
         device=context.device.partition(":")[0],
         world_size=context.world_size,

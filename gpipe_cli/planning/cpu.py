@@ -8,7 +8,6 @@ start of the processes included.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -19,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gpipe_cli.distributed.devices import RankPlan, available_cores
+from gpipe_cli.distributed.devices import RankPlan, available_cores, total_memory_bytes
 from gpipe_cli.distributed.launch import RankContext, launch
-from gpipe_cli.planning.counting import count_network
+from gpipe_cli.pipeline.counting import count_network
 from gpipe_cli.planning.hardware import GB, Hardware
 
 if TYPE_CHECKING:
@@ -72,11 +71,6 @@ def measured(config: HardwareConfig, precision: str, num_ranks: int, num_threads
         link_latency_s=rates.link_latency_s if config.link_latency_us is None else config.link_latency_us * 1e-6,
         memory_bytes=memory - config.reserved_gb * GB,
     )
-
-
-def total_memory_bytes() -> int:
-    """Memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def threads_of_rank(num_ranks: int) -> int:

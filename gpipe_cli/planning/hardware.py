@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpipe_cli.planning.recording import Work
+from gpipe_cli.pipeline.recording import Work
 
 if TYPE_CHECKING:
     from gpipe_cli.config_plan import HardwareConfig

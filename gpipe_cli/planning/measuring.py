@@ -80,6 +80,7 @@ def costs_between(
             input_bytes=math.ceil(between(one.input_bytes, other.input_bytes)),
             activation_bytes=math.ceil(between(one.activation_bytes, other.activation_bytes)),
             saved_bytes=math.ceil(between(one.saved_bytes, other.saved_bytes)),
+            shared_bytes=math.ceil(between(one.shared_bytes, other.shared_bytes)),
         )
 
     return tuple(middle(one, other) for one, other in zip(small, large, strict=True))

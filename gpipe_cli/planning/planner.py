@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gpipe_cli.errors import ConfigError
+from gpipe_cli.pipeline.counting import LayerCount, NetworkCount
+from gpipe_cli.pipeline.footprint import rank_bytes
 from gpipe_cli.pipeline.partition import check_balance, cut
+from gpipe_cli.pipeline.policies import REMAT_MODES, make_schedule
 from gpipe_cli.pipeline.profile import OPERATIONS_PER_BYTE
-from gpipe_cli.pipeline.schedule import REMAT_MODES, Operation, OperationKind, Schedule, make_schedule, stage_weights
+from gpipe_cli.pipeline.rematerialization import keep_what_fits
+from gpipe_cli.pipeline.schedule import Operation, OperationKind, Schedule, stage_weights
 from gpipe_cli.pipeline.simulate import Simulation, peak_memory, simulate
-from gpipe_cli.planning.counting import LayerCount, NetworkCount
 from gpipe_cli.planning.hardware import Hardware, described
-from gpipe_cli.planning.optimizers import bytes_per_parameter, num_kept_values
 from gpipe_cli.planning.stages import Stage, make_stages
+from gpipe_cli.training.optimizer_memory import bytes_per_parameter, num_kept_values
 
 if TYPE_CHECKING:
     from gpipe_cli.config_plan import PlanConfig
@@ -49,7 +53,6 @@ class Plan:
     hardware: Hardware
     stages: tuple[Stage, ...]
     simulation: Simulation
-    activation_bytes_by_remat: tuple[dict[str, int], ...]
     memory_bytes_per_rank: tuple[int, ...]
 
     @property
@@ -72,10 +75,25 @@ class Plan:
     def parameter_bytes(self) -> float:
         return sum(stage.parameter_bytes for stage in self.stages)
 
+    @cached_property
+    def activation_bytes_by_remat(self) -> tuple[dict[str, int], ...]:
+        """Peaks of every stage under each mode of re-materialization."""
+        costs = [stage.cost for stage in self.stages]
+        peaks: list[dict[str, int]] = [{} for _ in self.stages]
+        for remat in REMAT_MODES:
+            if remat == "auto":
+                continue
+            schedule = _schedule(self.choice, self.schedule.policy, remat, None)
+            for number, stage in enumerate(self.stages):
+                rank = schedule.operations[schedule.rank_of_stage[number]]
+                own = [operation for operation in rank if operation.stage == number]
+                peaks[number][remat] = peak_memory(own, costs)[0] + stage.footprint.resident_bytes
+        return tuple(peaks)
+
     @property
     def activation_bytes(self) -> int:
         """Peaks of all ranks together, the mini-batch's input included."""
-        return sum(self.simulation.peak_activation_bytes) + sum(stage.resident_bytes for stage in self.stages)
+        return sum(self.simulation.peak_activation_bytes) + sum(stage.footprint.resident_bytes for stage in self.stages)
 
 
 class Planner:
@@ -130,7 +148,14 @@ class Planner:
             bytes_per_parameter=self.bytes_per_parameter,
             kept_values=self._kept_values,
         )
-        kept = self._kept(choice, stages, hardware) if choice.remat == "auto" else None
+        kept = None
+        if choice.remat == "auto":
+            kept = keep_what_fits(
+                [stage.footprint for stage in stages],
+                _schedule(choice, self.config.schedule, "full", None),
+                self.bytes_per_parameter,
+                [hardware.memory_bytes] * ranks,
+            ).kept
         schedule = _schedule(choice, self.config.schedule, choice.remat, kept)
         simulation = simulate(schedule, [stage.cost for stage in stages])
         return Plan(
@@ -139,9 +164,8 @@ class Planner:
             hardware=hardware,
             stages=stages,
             simulation=simulation,
-            activation_bytes_by_remat=self._by_remat(choice, stages),
             memory_bytes_per_rank=tuple(
-                _memory_bytes([stages[number] for number in numbers], peak)
+                rank_bytes([stages[number].footprint for number in numbers], self.bytes_per_parameter, peak)
                 for numbers, peak in zip(schedule.stages_of_rank, simulation.peak_activation_bytes, strict=True)
             ),
         )
@@ -211,32 +235,6 @@ class Planner:
             for count in self.network.layers
         ]
 
-    def _kept(self, choice: Choice, stages: Sequence[Stage], hardware: Hardware) -> list[int]:
-        """Micro-batches whose activations each stage can keep, its rank's memory shared evenly among its stages."""
-        full = _schedule(choice, self.config.schedule, "full", None)
-        kept = [1] * len(stages)
-        for numbers in full.stages_of_rank:
-            own = [stages[number] for number in numbers]
-            inputs = sum(stage.cost.input_bytes * choice.micro_batches for stage in own)
-            left = (hardware.memory_bytes - _memory_bytes(own, inputs)) / len(own)
-            for number, stage in zip(numbers, own, strict=True):
-                room = left / stage.cost.activation_bytes if stage.cost.activation_bytes else choice.micro_batches
-                kept[number] = max(1, min(choice.micro_batches, int(room)))
-        return kept
-
-    def _by_remat(self, choice: Choice, stages: Sequence[Stage]) -> tuple[dict[str, int], ...]:
-        costs = [stage.cost for stage in stages]
-        peaks: list[dict[str, int]] = [{} for _ in stages]
-        for remat in REMAT_MODES:
-            if remat == "auto":
-                continue
-            schedule = _schedule(choice, self.config.schedule, remat, None)
-            for number, stage in enumerate(stages):
-                rank = schedule.operations[schedule.rank_of_stage[number]]
-                own = [operation for operation in rank if operation.stage == number]
-                peaks[number][remat] = peak_memory(own, schedule, costs)[0] + stage.resident_bytes
-        return tuple(peaks)
-
     def _check(self, choice: Choice) -> None:
         if choice.partitions > self.num_layers:
             problem = f"the network has {self.num_layers} layers to share out; use partitions={self.num_layers} or less"
@@ -257,7 +255,7 @@ def _work(count: LayerCount, num_samples: int) -> float:
     return flops + OPERATIONS_PER_BYTE * sum(work.moved_bytes.at(num_samples) for work in count.forward)
 
 
-def _schedule(choice: Choice, policy: str, remat: str, kept: list[int] | None) -> Schedule:
+def _schedule(choice: Choice, policy: str, remat: str, kept: Sequence[int] | None) -> Schedule:
     try:
         schedule = make_schedule(choice.partitions, choice.micro_batches, policy, remat, choice.ranks, kept)
     except ValueError as error:
@@ -273,9 +271,3 @@ def _recompute_all(operations: Iterable[Operation], already: frozenset[tuple[int
         if op.kind is OperationKind.BACKWARD and (op.stage, op.micro_batch) not in already:
             yield Operation(op.stage, OperationKind.REMATERIALIZE, op.micro_batch)
         yield op
-
-
-def _memory_bytes(stages: Sequence[Stage], activation_bytes: int) -> int:
-    """A rank's memory: what its stages hold all the time, the activations' peak, and room for the largest operation."""
-    constant = sum(stage.parameter_bytes + stage.resident_bytes for stage in stages)
-    return int(constant + activation_bytes + max(stage.working_bytes for stage in stages))

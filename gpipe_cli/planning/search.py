@@ -21,11 +21,14 @@ class Suggestion:
 
 def best(planner: Planner) -> Plan:
     """The fastest plan that fits; if none does, the one that is least too large. Raises ConfigError as `evaluate`."""
-    plans = [planner.evaluate(choice) for choice in candidates(planner)]
-    fitting = [plan for plan in plans if plan.fits]
-    if fitting:
-        return max(fitting, key=lambda plan: (plan.samples_per_s, -plan.choice.partitions))
-    return min(plans, key=lambda plan: max(plan.memory_bytes_per_rank) - plan.hardware.memory_bytes)
+    # One after another: a plan of many stages and micro-batches holds each of their operations.
+    return max((planner.evaluate(choice) for choice in candidates(planner)), key=_worth)
+
+
+def _worth(plan: Plan) -> tuple[bool, float, int]:
+    if plan.fits:
+        return True, plan.samples_per_s, -plan.choice.partitions
+    return False, plan.hardware.memory_bytes - max(plan.memory_bytes_per_rank), 0
 
 
 def candidates(planner: Planner) -> Iterator[Choice]:

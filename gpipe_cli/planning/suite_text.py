@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gpipe_cli.planning.suites import SuiteRow, torchgpipe_samples_per_s
 from gpipe_cli.planning.text import aligned
+from gpipe_cli.reporting.paper import PRINTED_GB
 from gpipe_cli.reporting.tables import (
     KIND,
     SIMULATED,
@@ -28,22 +29,33 @@ SOURCES = {
 }
 
 MEMORY_NOTES = (
-    "Parameter memory: 12 bytes a parameter as in the paper: weight, mean square and momentum, without the gradient.",
+    "Parameter memory: 12 bytes a parameter as in the paper: weight, mean square and momentum (Adam: weight and two",
+    "averages), without the gradient, which makes 16.",
     "The paper's own counts times 12 differ from its memory where ours do: 82M give 0.98 GB, 1.8B give 21.6 GB.",
     "Activation memory, sum of the accelerators' peaks: ours are float32 tensors that PyTorch's autograd keeps for one",
     "micro-batch, plus the inputs of all of them (the paper does not state M; 32 here). The TPU's compiler fuses",
     "operations and stores activations its own way, and counts its temporary buffers; cuts differ as well.",
     "torchgpipe's figures are measured on GPUs, which keep what ours keep; its Naive-1 ran out of 24 GB.",
+    "Transformer: what the paper prints as GB are GiB there: only so are its figures 12 bytes times its parameters. In",
+    "its Naive-1, 12 bytes times 282.2M are the 3.15 that it prints as activations, and the 11.7 printed as parameters",
+    "are near our activations: the two figures seem to have changed places.",
+)
+CLAIM_NOTES = (
+    "8B: the authors' announcement says 11 times as fast on 16 TPUv3, not as what, nor with which layers and M. Here:",
+    "156 layers of Table 1's width, relative to the same 16 accelerators with one micro-batch, as in Table 2. Equal",
+    "stages without transfers or updates would give 16 x 32 / (32 + 15) = 10.9.",
 )
 _RECOMPUTED = (
     "Every micro-batch is recomputed, as the paper's and torchgpipe's code do; gpipe spares what is still there."
 )
 NOTES = {
-    "table1": MEMORY_NOTES,
+    "table1": (*MEMORY_NOTES, *CLAIM_NOTES),
     "table2": (
         "Relative to the first row. The paper states neither mini-batch nor cut for these rows: one mini-batch is used",
-        "for all here, and the cut with the least predicted time. Its rows gain from K also by larger mini-batches.",
+        "for all of a network here, and the cut with the least predicted time. Its rows gain from K also by larger",
+        "mini-batches.",
         _RECOMPUTED,
+        *CLAIM_NOTES,
     ),
     "table3": (
         "Relative to the first row. The paper states neither mini-batch nor cut for these rows.",
@@ -58,20 +70,27 @@ NOTES = {
 
 
 def describe_suite(rows: Sequence[SuiteRow]) -> list[str]:
-    """The suite's tables, one an architecture."""
+    """The suite's tables, one an architecture, and one for a network of its own."""
     lines: list[str] = []
-    for architecture in dict.fromkeys(row.architecture for row in rows):
-        group = [row for row in rows if row.architecture == architecture]
-        lines += [f"{rows[0].suite}, {architecture} on {group[0].plan.hardware.name}: SIMULATED beside reported", ""]
+    for architecture, own in dict.fromkeys(map(_table_of, rows)):
+        group = [row for row in rows if _table_of(row) == (architecture, own)]
+        words = f"{architecture} of {own}" if own is not None else architecture
+        lines += [f"{rows[0].suite}, {words} on {group[0].plan.hardware.name}: SIMULATED beside reported", ""]
         lines += _sizes(group) if group[0].size is not None else _speeds(group)
         lines.append("")
     return [*lines, *NOTES[rows[0].suite]]
 
 
+def _table_of(row: SuiteRow) -> tuple[str, str | None]:
+    return row.architecture, row.speed.name if row.speed is not None else None
+
+
 def _sizes(rows: Sequence[SuiteRow]) -> list[str]:
+    unit = PRINTED_GB[rows[0].architecture]
+    gb = "GB" if unit == 1e9 else "GiB"
     headings = [
-        "column", "L, D", "K", "parameters", "paper", "their GB", "paper", "off %", "torchgpipe", "off %",
-        "activations GB", "paper", "torchgpipe", "largest GB", "fits", "samples/s",
+        "column", "L, D", "K", "parameters", "paper", f"their {gb}", "paper", "off %", "torchgpipe", "off %",
+        f"activations {gb}", "paper", "torchgpipe", f"largest {gb}", "fits", "samples/s",
     ]  # fmt: skip
     table = []
     for row in rows:
@@ -84,24 +103,26 @@ def _sizes(rows: Sequence[SuiteRow]) -> list[str]:
                 str(size.accelerators),
                 _short(plan.num_parameters),
                 _short(size.num_parameters),
-                f"{plan.parameter_bytes / 1e9:.2f}",
-                f"{size.parameter_bytes / 1e9:.2f}",
+                f"{plan.parameter_bytes / unit:.2f}",
+                f"{size.parameter_bytes / unit:.2f}",
                 _off(plan.parameter_bytes, size.parameter_bytes),
-                _gb(size.torchgpipe_parameter_bytes),
+                _in(unit, size.torchgpipe_parameter_bytes),
                 _off(plan.parameter_bytes, size.torchgpipe_parameter_bytes),
-                f"{plan.activation_bytes / 1e9:.2f}",
-                f"{size.activation_bytes / 1e9:.2f}",
-                _gb(size.torchgpipe_activation_bytes),
-                f"{max(plan.memory_bytes_per_rank) / 1e9:.2f}",
+                f"{plan.activation_bytes / unit:.2f}",
+                f"{size.activation_bytes / unit:.2f}",
+                _in(unit, size.torchgpipe_activation_bytes),
+                f"{max(plan.memory_bytes_per_rank) / unit:.2f}",
                 "yes" if plan.fits else "no",
                 f"{plan.samples_per_s:.3g}",
             ]
         )
-    return aligned(headings, table)
+    return _filled(headings, table)
 
 
 def _speeds(rows: Sequence[SuiteRow]) -> list[str]:
-    headings = ["row", "batch", "cut", "relative", "reported", "samples/s", "reported", "bubble %", "largest GB"]
+    headings = [
+        "row", "batch", "cut", "relative", "reported", "samples/s", "reported", "bubble %", "largest GB", "fits",
+    ]  # fmt: skip
     table = []
     for row in rows:
         plan, speed = row.plan, row.speed
@@ -118,17 +139,24 @@ def _speeds(rows: Sequence[SuiteRow]) -> list[str]:
                 "" if reported is None else f"{reported:.4g}",
                 f"{100 * plan.simulation.bubble_fraction:.1f}",
                 f"{max(plan.memory_bytes_per_rank) / 1e9:.2f}",
+                "yes" if plan.fits else "no",
             ]
         )
-    return aligned(headings, table)
+    return _filled(headings, table)
+
+
+def _filled(headings: Sequence[str], table: Sequence[Sequence[str]]) -> list[str]:
+    """Aligned, without the columns in which there is nothing."""
+    filled = [column for column in range(len(headings)) if any(row[column] for row in table)]
+    return aligned([headings[column] for column in filled], [[row[column] for column in filled] for row in table])
 
 
 def _short(number: float) -> str:
     return f"{number / 1e9:.2f}B" if number >= 1e9 else f"{number / 1e6:.1f}M"
 
 
-def _gb(num_bytes: float | None) -> str:
-    return "" if num_bytes is None else f"{num_bytes / 1e9:.2f}"
+def _in(unit: float, num_bytes: float | None) -> str:
+    return "" if num_bytes is None else f"{num_bytes / unit:.2f}"
 
 
 def _off(ours: float, reported: float | None) -> str:
@@ -181,7 +209,8 @@ TABLE = Table(
     title="Predicted memory and speed",
     introduction=(
         "Every row is simulated by `gpipe plan` from counted operations and the hardware's published numbers; nothing "
-        "in it was measured. GB is 10^9 bytes. What the paper and torchgpipe report stands beside it."
+        "in it was measured. GB is 10^9 bytes; what the paper prints as GB is taken as 2^30 bytes in its Transformer "
+        "columns, where only so it is 12 bytes a parameter. What the paper and torchgpipe report stands beside it."
     ),
     columns=_COLUMNS,
     key=("suite", "model", "name"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpipe_cli.pipeline.schedule import OperationKind
 from gpipe_cli.planning.planner import Plan
 from gpipe_cli.planning.search import Suggestion
+from gpipe_cli.reporting.paper import BYTES_PER_PARAMETER, PRINTED_GB, TABLE1, TRANSFORMER_SIZES
 
 if TYPE_CHECKING:
     from gpipe_cli.config_plan import PlanConfig
@@ -38,7 +39,7 @@ def describe(config: PlanConfig, plan: Plan, bytes_per_parameter: float) -> list
         *_stage_table(plan),
         "",
     ]
-    return [*lines, *_result(plan)]
+    return [*lines, *_result(plan), *_beside_the_paper(config, plan)]
 
 
 def suggest(plan: Plan, suggestions: Sequence[Suggestion]) -> list[str]:
@@ -69,7 +70,7 @@ def network_label(config: PlanConfig) -> str:
         return f"amoebanet-{model.variant} ({model.layers}, {model.filters})"
     if model.name == "module":
         return f"module {model.factory}"
-    return f"{model.name} of {model.layers} layers"
+    return f"{model.name} of {model.layers} blocks"
 
 
 def count(number: int, noun: str, plural: str = "s") -> str:
@@ -133,6 +134,24 @@ def _result(plan: Plan) -> list[str]:
         f"largest rank  {plan.memory_bytes_per_rank[largest] / 1e9:.2f} GB on rank {largest} of "
         f"{hardware.memory_bytes / 1e9:.2f} GB for the network: {verdict}",
     ]
+
+
+def _beside_the_paper(config: PlanConfig, plan: Plan) -> list[str]:
+    """The column of Table 1 that has the planned network and accelerators, if there is one."""
+    model = config.model
+    for size in TABLE1:
+        sizes: dict[str, object] = {"name": size.architecture, "layers": size.layers}
+        sizes |= TRANSFORMER_SIZES if size.filters is None else {"variant": "D", "filters": size.filters}
+        if size.accelerators != plan.schedule.num_ranks or any(getattr(model, name) != sizes[name] for name in sizes):
+            continue
+        unit = PRINTED_GB[size.architecture]
+        gb = "GB" if unit == 1e9 else "GiB"
+        return [
+            f"the paper     Table 1, {size.name}: {size.parameter_bytes / unit:.5g} {gb} parameters, "
+            f"{size.activation_bytes / unit:.5g} {gb} activations; at its {BYTES_PER_PARAMETER} bytes a parameter ours "
+            f"would be {plan.num_parameters * BYTES_PER_PARAMETER / unit:.5g} {gb}"
+        ]
+    return []
 
 
 def _balance_words(plan: Plan) -> str:

@@ -17,6 +17,17 @@ TINY = (
     "image_size=8", "batch_size=8", "num_classes=4", "steps=2", "rounds=2", "threads=1", "device=cpu", "baseline=null",
     "progress=none", "model.layers=2", "model.filters=4", "model.split_cells=false",
 )  # fmt: skip
+# The same for a network that reads text.
+TINY_TEXT = (
+    *TINY[1:2], *TINY[3:8], "model=transformer", "model.layers=2", "model.width=8", "model.num_heads=2",
+    "model.ff_width=16", "model.vocab_size=11", "model.seq_len=6",
+)  # fmt: skip
+
+
+@pytest.fixture
+def text_config() -> Callable[..., Any]:
+    """`text_config("partitions=2", …)`: settings of `gpipe bench` with a tiny Transformer."""
+    return lambda *words: load("bench", [*TINY_TEXT, *words])
 
 
 @pytest.fixture

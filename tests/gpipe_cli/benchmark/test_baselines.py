@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from gpipe_cli.benchmark.baselines import SingleSubject, TorchSubject, make_subject
 from gpipe_cli.benchmark.grid import Case
-from gpipe_cli.benchmark.subjects import CHANNELS_LAST, CONTIGUOUS, Ingredients, PipelineSubject
+from gpipe_cli.benchmark.subjects import CHANNELS_LAST, CONTIGUOUS, Ingredients, PipelineSubject, gather_ingredients
 from gpipe_cli.compose import load
+from gpipe_cli.distributed.launch import RankContext
 from gpipe_cli.pipeline import make_process_groups
 
 
@@ -49,7 +50,8 @@ def ingredients(baseline: str | None, remat: str, groups: Any, optimizer: str = 
     pipeline = baseline != "single"
     case = Case(
         model=config.model, partitions=2 if pipeline else 1, micro_batches=4 if pipeline else 1, batch_size=8,
-        image_size=6, remat=remat, schedule="gpipe", baseline=baseline, balance=BALANCE if pipeline else None,
+        image_size=6, num_classes=5, remat=remat, schedule="gpipe", baseline=baseline,
+        balance=BALANCE if pipeline else None,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     return Ingredients(
@@ -119,3 +121,46 @@ def test_a_plain_loop_works_in_both_layouts_unless_one_is_asked_for() -> None:
     assert subject._inputs.is_contiguous()
     subject.use(CHANNELS_LAST)
     assert subject._inputs.is_contiguous(memory_format=torch.channels_last)
+
+
+def text_losses(baseline: str | None, remat: str, tied: bool) -> dict[str, Any]:
+    """Runs in every rank: losses of three steps of a tiny Transformer, and what this rank holds for it."""
+    pipeline = baseline != "single"
+    groups = make_process_groups([range(2)]) if pipeline else None
+    config = load("bench", [
+        "model=transformer", "model.layers=2", "model.width=8", "model.num_heads=2", "model.ff_width=16",
+        "model.vocab_size=11", "model.seq_len=6", f"model.tied={tied}".lower(), "optimizer.lr=0.05",
+    ])  # fmt: skip
+    case = Case(
+        model=config.model, partitions=2 if pipeline else 1, micro_batches=4 if pipeline else 1, batch_size=8,
+        image_size=None, num_classes=11, remat=remat, schedule="gpipe", baseline=baseline,
+        balance=(2, 3) if pipeline else None,
+    )  # fmt: skip
+    context = RankContext(rank=0, world_size=1, local_rank=0, device="cpu", num_threads=1)
+    subject = make_subject(gather_ingredients(config, case, context, groups))
+    found = []
+    for _ in range(3):
+        subject.step()
+        loss = subject.loss()
+        found += [] if loss is None else [loss]
+    return {"losses": found, "parameters": subject.num_parameters, "layouts": subject.layouts}
+
+
+@pytest.mark.parametrize("remat", ["full", "none"])
+def test_all_contenders_compute_the_same_losses_on_text(run_ranks, remat: str) -> None:
+    plain = text_losses("single", "none", False)
+    ours = run_ranks(2, text_losses, None, remat, False)
+    theirs = run_ranks(2, text_losses, "torch", remat, False)
+    assert ours[0]["losses"] == pytest.approx(plain["losses"], rel=1e-4)
+    assert theirs[1]["losses"] == pytest.approx(plain["losses"], rel=1e-4)
+    assert plain["losses"][0] > plain["losses"][2]
+    assert theirs[0]["parameters"] == ours[0]["parameters"] == plain["parameters"]
+    assert plain["layouts"] == ours[0]["layouts"] == theirs[0]["layouts"] == (CONTIGUOUS,)  # nothing to choose
+
+
+def test_a_shared_matrix_is_one_for_the_plain_loop_and_for_us(run_ranks) -> None:
+    plain = text_losses("single", "none", True)
+    ours = run_ranks(2, text_losses, None, "full", True)
+    assert ours[0]["losses"] == pytest.approx(plain["losses"], rel=1e-4)
+    assert ours[0]["parameters"] == plain["parameters"]
+    assert plain["parameters"] == text_losses("single", "none", False)["parameters"] - 11 * 8

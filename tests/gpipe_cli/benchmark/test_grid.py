@@ -80,3 +80,10 @@ def test_a_rows_text_names_what_makes_it(case) -> None:
     assert str(case) == "K=2 M=4 remat=full"
     assert str(replace(case, schedule="1f1b", name="Pipeline-2")) == "Pipeline-2 K=2 M=4 remat=full 1f1b"
     assert str(baseline_of(case, "single")) == "baseline=single"
+
+
+def test_torchs_pipeline_has_no_shared_parameters(text_config) -> None:
+    [one] = grid(text_config("partitions=2", "micro_batches=4", "remat=full", "model.tied=true"))
+    reason = why_impossible(replace(one, baseline="torch"), num_layers=5, num_ranks=2)
+    assert reason == "ScheduleGPipe knows no parameters that are shared by stages; use model.tied=false"
+    assert why_impossible(one, num_layers=5, num_ranks=2) is None

@@ -11,7 +11,9 @@ from gpipe_cli.benchmark.worker import End, Ready
 
 def result_of(case) -> Result:
     spell = Spell(step_times_s=(0.5, 0.5), wait_s=0.25, num_bytes_sent=1, num_rematerializations=0)
-    ready = Ready(balance=(3, 3), num_parameters=9, device="cpu", world_size=2, num_threads=1, layout="channels-last")
+    ready = Ready(
+        balance=(3, 3), kept=None, num_parameters=9, device="cpu", world_size=2, num_threads=1, layout="channels-last"
+    )
     end = End(
         peak_memory_bytes=[9, 9], activation_bytes=[2_500_000, 1_000_000], events=[[], []], parameter_memory_bytes=1
     )
@@ -46,3 +48,12 @@ def test_what_is_the_same_everywhere_or_not_measured_has_no_column(config) -> No
     assert "x " not in plain
     both = ScreenTable(grid(config("partitions=2", "micro_batches=4", "remat=full", "schedule=[gpipe,1f1b]"))).header
     assert "schedule" in both
+
+
+def test_text_is_counted_in_tokens_and_has_no_layout(text_config, config) -> None:
+    [case] = grid(text_config("partitions=2", "micro_batches=4", "remat=full"))
+    table = ScreenTable([case])
+    assert "tokens/s" in table.header
+    assert "layout" not in table.header
+    assert table.row(result_of(case), Comparison()).split()[4:6] == ["16", "96"]  # 8 samples of 6 tokens in 0.5 s
+    assert "tokens/s" not in ScreenTable(grid(config())).header

@@ -53,5 +53,31 @@ def test_a_choice_that_leaves_no_row_is_refused() -> None:
 
 
 def test_table_1_sets_the_sizes_of_amoebanet_only() -> None:
-    with pytest.raises(ConfigError, match="suite=table1: is for model=amoebanet_d"):
+    with pytest.raises(ConfigError, match="suite=table1: is for model=amoebanet_d and model=transformer"):
         rows("suite=table1", "model=module", "model.factory=a:b")
+
+
+def test_with_a_transformer_the_tables_have_its_columns() -> None:
+    cases = rows("suite=table2", "model=transformer")
+    papers = [case for case in cases if case.name is None]
+    assert [(case.partitions, case.micro_batches) for case in papers] == [(k, m) for m in (1, 4, 32) for k in (2, 4, 8)]
+    assert {(case.model.layers, case.model.width, case.seq_len, case.batch_size) for case in papers} == {
+        (48, 2048, 1024, 32)
+    }
+    assert {(case.image_size, case.num_classes) for case in cases} == {(None, 32_000)}
+    assert [(case.partitions, case.micro_batches) for case in rows("suite=table3", "model=transformer")] == [
+        (2, 32), (4, 32), (8, 32),
+    ]  # fmt: skip
+    assert [case.model.layers for case in rows("suite=table1", "model=transformer")] == [3, 13, 103, 415, 1663]
+
+
+def test_the_announcements_8_billion_parameters_on_16_accelerators_are_rows_of_table_2() -> None:
+    claim = [case for case in rows("suite=table2", "model=transformer") if case.name == "8B"]
+    assert [(case.partitions, case.micro_batches, case.model.layers) for case in claim] == [(16, 1, 156), (16, 32, 156)]
+    # A Transformer of other sizes does not have 8 billion.
+    assert not [case for case in rows("suite=table2", "model=transformer", "model.width=64") if case.name == "8B"]
+
+
+def test_a_table_without_transformers_says_so() -> None:
+    with pytest.raises(ConfigError, match="suite=torchgpipe: has no columns for model=transformer; use suite=table2"):
+        rows("suite=torchgpipe", "model=transformer")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 from torch import nn
 
 from gpipe_cli.benchmark import survey as module
+from gpipe_cli.benchmark.data import sample
 from gpipe_cli.benchmark.grid import Case, Impossible, grid
 from gpipe_cli.benchmark.suites import suite_cases
 from gpipe_cli.benchmark.survey import rank_plan, survey
@@ -22,8 +22,9 @@ from gpipe_cli.training.networks import build_network
 
 def engines_cut(settings: BenchConfig, remat: str) -> list[int]:
     """Runs in every rank: where the engine itself cuts."""
-    layers = build_network(settings.model, settings.num_classes, settings.image_size, 0)
-    costs = [cost.work for cost in count_costs(layers, torch.empty(2, 3, 8, 8, device="meta"))]
+    [case] = grid(settings)
+    layers = build_network(case.model, case.num_classes, case.image_size, 0)
+    costs = [cost.work for cost in count_costs(layers, sample(case, 2))]
     pipe = Pipeline(layers, 2, 4, loss_fn=nn.functional.cross_entropy, remat=remat, costs=costs)
     return list(pipe.balance)
 
@@ -63,8 +64,8 @@ def test_a_table_of_the_paper_needs_an_accelerator_a_partition(monkeypatch) -> N
 def test_a_row_that_memory_is_too_small_for_is_not_tried(config, monkeypatch) -> None:
     settings = config("partitions=1", "micro_batches=[1,8]", "remat=full")
     whole, parts = grid(settings)
-    network = module._Networks(settings).of(settings.model)
-    needed = 16 * network.num_parameters + network.activation_bytes(8, 8)
+    network = module._Networks(settings).of(whole)
+    needed = 16 * network.num_parameters + network.activation_bytes(whole, 8)
     monkeypatch.setattr(module, "_free_bytes", lambda: needed)
     refused, fitting = survey(settings, [whole, parts])
     assert "of memory" in refused.reason
@@ -78,3 +79,19 @@ def test_the_plain_loop_has_all_cores_and_others_the_threads_asked_for(config) -
     single = replace(case, baseline="single", partitions=1)
     assert rank_plan(settings, single).num_threads == module.available_cores()
     assert rank_plan(settings, case).num_ranks == 2
+
+
+def test_text_is_surveyed_like_pictures(text_config) -> None:
+    settings = text_config("partitions=[1,2]", "micro_batches=[2,16]", "remat=none")
+    found = survey(settings, grid(settings))
+    assert [case.balance for case in found if isinstance(case, Case)] == [(5,), (2, 3)]
+    assert [type(row) for row in found] == [Case, Case, Impossible, Impossible]
+
+
+def test_long_sequences_need_no_quadratic_memory_on_a_cpu(text_config) -> None:
+    def needed(length: int) -> int:
+        [case] = grid(text_config(f"model.seq_len={length}", "partitions=1", "micro_batches=1", "remat=none"))
+        settings = text_config()
+        return module._Networks(settings).of(case).activation_bytes(case, 1)
+
+    assert needed(512) < 2.2 * needed(256)

@@ -10,8 +10,8 @@ import yaml
 
 from gpipe_cli.catalogue import CONFIG_PACKAGE, group_choices
 from gpipe_cli.config_plan import HardwareConfig
+from gpipe_cli.pipeline.recording import Amount, Work
 from gpipe_cli.planning.hardware import described
-from gpipe_cli.planning.recording import Amount, Work
 
 FOLDER = resources.files(CONFIG_PACKAGE) / "hardware"
 NAMES = group_choices("plan")["hardware"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_cli.pipeline.schedule import make_schedule
+from gpipe_cli.pipeline.policies import make_schedule
 from gpipe_cli.pipeline.simulate import StageCost, simulate
 from gpipe_cli.planning.measuring import costs_between, costs_of_events
 from gpipe_cli.planning.network import make_planner

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gpipe_cli.compose import load
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.planning.network import make_planner, sample_of
 
@@ -43,3 +44,13 @@ def test_a_users_network_is_planned_and_one_that_reads_values_is_refused(plan_co
     model["factory"] = "users_planned_network:reads_values"
     with pytest.raises(ConfigError, match=f"{module}:reads_values: the layers cannot run on tensors without data"):
         make_planner(dataclasses.replace(config, model=dataclasses.replace(config.model, **model)))
+
+
+def test_a_network_for_text_sees_tokens():
+    config = load("plan", ["model=transformer", "model.seq_len=20", "hardware=p40"])
+    sample = sample_of(config, 2, torch.device("cpu"))
+    assert (sample.shape, sample.dtype) == ((2, 20), torch.int64)
+    planner = make_planner(config)
+    # The loss keeps no more than the logits, which are the last layer's output, and a number a token.
+    assert planner.network.loss.saved_inputs == (True,)
+    assert planner.network.loss.saved_inside.per_sample == 20 * (4 + 8)

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.pipeline import Pipeline, cut
 from gpipe_cli.pipeline.memory import ActivationMeter
+from gpipe_cli.pipeline.policies import make_schedule
 from gpipe_cli.pipeline.profile import count_costs
-from gpipe_cli.pipeline.schedule import make_schedule, stage_weights
+from gpipe_cli.pipeline.schedule import stage_weights
 from gpipe_cli.planning.network import make_planner
 from gpipe_cli.planning.planner import Choice
 from gpipe_cli.training.networks import build_network
@@ -78,7 +79,7 @@ def test_predicted_peak_activations_are_those_that_the_engine_holds(plan_config,
     pipe.forward_backward(images, labels)
     with ActivationMeter(excluded=[*pipe.parameters(), *pipe.module.buffers()]) as meter:
         pipe.forward_backward(images, labels)
-    predicted = plan.simulation.peak_saved_bytes[0] + plan.stages[0].resident_bytes
+    predicted = plan.simulation.peak_saved_bytes[0] + plan.stages[0].footprint.resident_bytes
     assert predicted == pytest.approx(meter.peak_bytes, rel=0.1)
 
 
@@ -148,18 +149,9 @@ GIANTS = {
         main(["plan", "model=amoebanet_d", "model.layers=72", "model.filters=512", "model.aux_head=false",
               "partitions=8", "micro_batches=32", "hardware=tpu_v2"])
     """,
-    "Transformer of 1663 layers on 128": """
-        import dataclasses, torch
-        from gpipe_cli.compose import load
-        from gpipe_cli.models.transformer.network import transformer
-        from gpipe_cli.planning.counting import count_network
-        from gpipe_cli.planning.planner import Planner
-        config = load("plan", ["hardware=tpu_v3", "partitions=128", "micro_batches=32", "batch_size=32"])
-        layers = transformer(num_layers=1663, width=2048, num_heads=32, ff_width=8192, vocab_size=32000, seq_len=1024)
-        network = count_network(layers, torch.empty(1, 1024, dtype=torch.int64, device="meta"))
-        planner = Planner(config, network, layers)
-        plan = planner.evaluate(planner.first_choice())
-        assert 83.8e9 < plan.num_parameters < 84e9, plan.num_parameters
+    "Transformer of 1663 blocks on 128": """
+        from gpipe_cli.cli import main
+        main(["plan", "model=transformer_84b", "partitions=128", "hardware=tpu_v3"])
     """,
 }
 
@@ -167,7 +159,7 @@ GIANTS = {
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
 @pytest.mark.parametrize("code", GIANTS.values(), ids=GIANTS)
 def test_giants_are_planned_in_seconds_and_without_their_memory(code, tmp_path: Path):
-    """The promise is 5 s and 1 GiB, imports included. CPU seconds, and three times as many: the machine may be busy."""
+    """The promise is 5 s and 1 GiB, imports included. CPU seconds, and twice as many: the machine may be busy."""
     lines = "\n".join(line.strip() for line in code.splitlines())
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     # Not ru_maxrss: a child's begins with that of the process it was forked from.
@@ -176,7 +168,7 @@ def test_giants_are_planned_in_seconds_and_without_their_memory(code, tmp_path: 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 15
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
     assert int(done.stdout.split()[-1]) * 1024 < 2**30
 
 

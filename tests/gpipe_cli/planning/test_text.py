@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpipe_cli.compose import load
 from gpipe_cli.planning.network import make_planner
 from gpipe_cli.planning.search import suggestions
 from gpipe_cli.planning.text import aligned, describe, suggest
@@ -44,3 +45,15 @@ def test_long_tables_show_both_ends(plan_config):
 def test_columns_are_aligned():
     rows = aligned(["name", "n"], [["a", "10"], ["long name", "7"]])
     assert rows == ["name        n", "a          10", "long name   7"]
+
+
+def test_the_papers_own_memory_stands_beside_a_column_of_its_table(plan_config):
+    words = ("model=transformer_786m", "hardware=tpu_v3", "micro_batches=1", "batch_size=1")
+    config = load("plan", [*words, "partitions=1"])
+    text = text_of(config)
+    assert "transformer of 13 blocks: 785,659,136 parameters" in text
+    assert "16 bytes a parameter (weight 4, gradient 4, and what adam keeps)" in text
+    assert "Table 1, Pipeline-1: 8.8 GiB parameters, 6.4 GiB activations" in text
+    assert "at its 12 bytes a parameter ours would be 8.7804 GiB" in text
+    assert "the paper" not in text_of(load("plan", [*words, "partitions=2"]))
+    assert "the paper" not in text_of(plan_config("partitions=2", "micro_batches=4"))
