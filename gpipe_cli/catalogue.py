@@ -40,9 +40,16 @@ def compose_file(config_name: str, overrides: tuple[str, ...] = ()) -> Composed:
 @functools.cache
 def group_choices(command: str = "train") -> dict[str, tuple[str, ...]]:
     """The groups that the root file of `command` has, each with the names of its files in conf/."""
-    root = yaml.safe_load((resources.files(CONFIG_PACKAGE) / f"{command}.yaml").read_text(encoding="utf-8"))
-    own = {group for entry in root.get("defaults", []) if isinstance(entry, dict) for group in entry}
+    own = _groups_of_root(command)
     return {group: choices for group, choices in _all_groups().items() if group in own}
+
+
+def _groups_of_root(name: str) -> frozenset[str]:
+    """Groups in the defaults list of conf/<name>.yaml and of the root files that it is made from."""
+    root = yaml.safe_load((resources.files(CONFIG_PACKAGE) / f"{name}.yaml").read_text(encoding="utf-8"))
+    entries = [entry for entry in root.get("defaults", []) if entry != "_self_"]
+    own = {group for entry in entries if isinstance(entry, dict) for group in entry}
+    return frozenset(own).union(*(_groups_of_root(entry) for entry in entries if isinstance(entry, str)))
 
 
 @functools.cache
@@ -60,13 +67,21 @@ def _all_groups() -> dict[str, tuple[str, ...]]:
 def keys_of_choice(group: str, choice: str) -> frozenset[str]:
     """Keys of conf/<group>/<choice>.yaml and of the files that its defaults list names."""
     content = yaml.safe_load((resources.files(CONFIG_PACKAGE) / group / f"{choice}.yaml").read_text(encoding="utf-8"))
-    bases = [base for base in content.pop("defaults", []) if base != "_self_"]
-    return frozenset(content).union(*(keys_of_choice(group, base) for base in bases))
+    content.pop("defaults", None)
+    return frozenset(content).union(*(keys_of_choice(group, base) for base in bases_of_choice(group, choice)))
+
+
+@functools.cache
+def bases_of_choice(group: str, choice: str) -> tuple[str, ...]:
+    """The files of the group that conf/<group>/<choice>.yaml is made from, in the order of its defaults list."""
+    content = yaml.safe_load((resources.files(CONFIG_PACKAGE) / group / f"{choice}.yaml").read_text(encoding="utf-8"))
+    return tuple(base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_")
 
 
 def choices_with_key(group: str, key: str) -> tuple[str, ...]:
-    """Choices of a group whose file has the key: those to which the setting applies."""
-    return tuple(choice for choice in _all_groups()[group] if key in keys_of_choice(group, choice))
+    """Choices of a group to which a setting applies: those whose file has the key, but for what is made from them."""
+    having = [choice for choice in _all_groups()[group] if key in keys_of_choice(group, choice)]
+    return tuple(choice for choice in having if not set(bases_of_choice(group, choice)) & set(having))
 
 
 def typed_keys(cls: type = TrainConfig, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], object]]:
@@ -77,6 +92,11 @@ def typed_keys(cls: type = TrainConfig, prefix: str = "") -> Iterator[tuple[str,
             yield from typed_keys(hints[field.name], f"{prefix}{field.name}.")
         elif field.name != "command":
             yield prefix + field.name, field, hints[field.name]
+
+
+def free_form_keys(command: str) -> tuple[str, ...]:
+    """Mappings that take any key: arguments of someone else's function, settings of a run that is not read yet."""
+    return tuple(key for key, _, hint in typed_keys(config_class(command)) if typing.get_origin(hint) is dict)
 
 
 def text_keys(command: str = "train") -> frozenset[str]:

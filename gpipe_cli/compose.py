@@ -16,8 +16,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gpipe_cli.catalogue import (
     Composed,
+    bases_of_choice,
     choices_with_key,
     compose_file,
+    free_form_keys,
     group_choices,
     keys_of_choice,
     text_keys,
@@ -27,10 +29,14 @@ from gpipe_cli.config import config_class, from_hydra
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.fields import did_you_mean
 from gpipe_cli.overrides import Setting, parse_settings
+from gpipe_cli.pretrained import network_words
 from gpipe_cli.resume import choices_of_run, stored_settings
 
 OPTIONAL_GROUPS = ("recipe", "experiment", "suite")  # `null` chooses none
-FREE_FORM = ("model.kwargs", "optimizer.options")  # mappings that take any key: arguments of someone else's function
+DEFAULT_DATASETS = {"transformer": "text"}  # by model.name: what a network is trained on when no data set is chosen
+DEFAULT_OPTIMIZERS = {"transformer": "adam"}  # by model.name, PAPER 7's: for bench and plan; recipes choose for train
+PAPERS_OWN = {"transformer": "transformer_48"}  # by model: the network that a table of the paper means by this name
+DEFAULT_MODELS = {"text": "transformer"}  # by data set: what is trained on it when no network is chosen
 
 
 def load(command: str, words: Sequence[str]) -> Any:
@@ -48,6 +54,8 @@ def load(command: str, words: Sequence[str]) -> Any:
 def compose(command: str, words: Sequence[str]) -> dict[str, Any]:
     """The composed and resolved configuration as a plain dict; `command` names the root file in conf/."""
     settings = parse_settings(words, text_keys(command))
+    if command == "transfer" and (network := network_words(settings)):
+        settings = parse_settings([*network, *words], text_keys(command))
     groups = group_choices(command)
     chosen = {setting.key: _choice(setting, groups[setting.key]) for setting in settings if setting.key in groups}
     overrides, chosen_only = _choose(command, chosen)
@@ -72,14 +80,43 @@ def resolved_yaml(command: str, words: Sequence[str]) -> str:
 
 
 def _choose(command: str, chosen: Mapping[str, str | None]) -> tuple[list[str], Composed]:
-    """Overrides for the groups, with the recipe of the pair, and what they alone compose to."""
+    """Overrides for the groups, with the network's data set and the recipe of the pair, and what they compose to."""
+    if chosen.get("suite") is not None and chosen.get("model") in PAPERS_OWN:
+        chosen = {**chosen, "model": PAPERS_OWN[str(chosen["model"])]}
     overrides = [f"{group}={name}" for group, name in chosen.items() if name is not None]
+    if "model" not in group_choices(command):  # a checkpoint brings it
+        return overrides, compose_file(command, tuple(overrides))
+    model = DEFAULT_MODELS.get(str(chosen.get("dataset")))
+    if model is not None and "model" not in chosen:
+        overrides.append(f"model={model}")
     composed = compose_file(command, tuple(overrides))
-    pair = f"{composed.choices.get('dataset')}_{composed.choices['model']}"
-    if "recipe" not in chosen and pair in group_choices(command).get("recipe", ()):
-        overrides.append(f"recipe={pair}")
+    dataset = DEFAULT_DATASETS.get(composed.config.model.name)
+    if dataset is not None and "dataset" in composed.choices and "dataset" not in chosen:
+        overrides.append(f"dataset={dataset}")
+        composed = compose_file(command, tuple(overrides))
+    optimizer = DEFAULT_OPTIMIZERS.get(composed.config.model.name)
+    if optimizer is not None and command in ("bench", "plan") and "optimizer" not in chosen:
+        overrides.append(f"optimizer={optimizer}")
+        composed = compose_file(command, tuple(overrides))
+    recipe = None if "recipe" in chosen else _recipe(command, composed.choices)
+    if recipe is not None:
+        overrides.append(f"recipe={recipe}")
         composed = compose_file(command, tuple(overrides))
     return overrides, composed
+
+
+def _recipe(command: str, choices: Mapping[str, str | None]) -> str | None:
+    """DATASET_MODEL in conf/recipe/, of the model or of what it is made from: the nearest one; None where none is.
+
+    For fine-tuning transfer_MODEL, whatever the data: what matters is the network that is begun with.
+    """
+    names, model = group_choices(command).get("recipe", ()), choices["model"]
+    purpose = "transfer" if command == "transfer" else choices.get("dataset")
+    while model is not None:
+        if f"{purpose}_{model}" in names:
+            return f"{purpose}_{model}"
+        model = next(iter(bases_of_choice("model", model)), None)
+    return None
 
 
 def _choice(setting: Setting, names: tuple[str, ...]) -> str | None:
@@ -100,10 +137,14 @@ def _key_overrides(
 ) -> list[str]:
     """Hydra overrides for one checked setting. Raises ConfigError for a key that the configuration does not have."""
     key, shown = setting.key, setting.prefix + setting.key
-    if any(key.startswith(f"{mapping}.") and mapping in known for mapping in FREE_FORM):
+    free_form = free_form_keys(command)
+    if any(key.startswith(f"{mapping}.") and mapping in known for mapping in free_form):
         return [f"++{key}={setting.hydra_text}"]
-    if key in FREE_FORM and key in known:
-        return [f"~{key}", f"++{key}={setting.hydra_text}"]  # replaced, where Hydra would merge
+    if key in free_form and key in known:
+        if not isinstance(setting.value, dict):
+            raise ConfigError(shown, setting.value, f"takes its settings one by one, {key}.KEY=VALUE")
+        replaced = [f"~{key}"] if "." in key else []  # where Hydra would merge
+        return [*replaced, f"++{key}={setting.hydra_text}"]
     if key not in known:
         raise ConfigError(shown, setting.value, _why_unknown(command, key, choices))
     if setting.prefix:
@@ -117,8 +158,10 @@ def _key_overrides(
 
 def _why_unknown(command: str, key: str, choices: Mapping[str, str | None]) -> str:
     all_keys = {typed_key for typed_key, _, _ in typed_keys(config_class(command))}
-    base = next((mapping for mapping in FREE_FORM if key.startswith(f"{mapping}.")), key)
+    base = next((mapping for mapping in free_form_keys(command) if key.startswith(f"{mapping}.")), key)
     group, _, name = base.partition(".")
+    if command == "eval" and group in {field.name for field in dataclasses.fields(config_class("train"))}:
+        return "is the run's, and the checkpoint brings it; leave it out"
     if base in all_keys and group in choices:
         others = ", ".join(f"{group}={choice}" for choice in choices_with_key(group, name))
         return f"{group}={choices[group]} does not use it; it belongs to {others}"

@@ -13,28 +13,38 @@ from typing import Any, Literal
 from gpipe_cli.checks import check_together
 from gpipe_cli.fields import about, read, setting
 
+SMALL_STEM_BELOW = 64  # pixels: the ImageNet stem divides the resolution by eight
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Group `model`."""
 
-    name: Literal["amoebanet", "module"] = setting("which network; chosen by model=NAME")
+    name: Literal["amoebanet", "transformer", "module"] = setting("which network; chosen by model=NAME")
     variant: Literal["B", "D"] = setting("AmoebaNet's evolved cells, B or D", default="D")
-    layers: int = setting("normal cells, the paper's L", default=6, at_least=2)
+    layers: int = setting("normal cells or Transformer blocks, the paper's L", default=6, at_least=1)
     filters: int = setting("filters of the first normal cells, the paper's D; a multiple of 4", default=64, at_least=4)
     stem: Literal["auto", "imagenet", "small"] = setting(
         "imagenet: stride-2 convolution and two reduction cells; small: a stride-1 convolution; "
         "auto: small below 64 pixels, else imagenet",
         default="auto",
     )
-    dropout: float = setting("share dropped before the classifier", default=0.0, at_least=0, below=1)
+    dropout: float = setting(
+        "share dropped: before the classifier, or in a Transformer's blocks", default=0.0, at_least=0, below=1
+    )
     drop_path: float = setting("share of paths dropped at the end; 0: off", default=0.0, at_least=0, below=1)
     drop_path_by_depth: bool = setting("drop fewer paths in the first cells than in the last", default=False)
     split_cells: bool = setting("two layers for each cell, for a more even cut", default=False)
     aux_head: bool = setting("auxiliary classifier while training", default=False)
-    aux_weight: float = setting("weight of the auxiliary classifier's loss", at_least=0)
+    aux_weight: float = setting("weight of the auxiliary classifier's loss", default=0.4, at_least=0)
     bn_momentum: float = setting("BatchNorm's running-average momentum", default=0.1, above=0, at_most=1)
     bn_eps: float = setting("BatchNorm's epsilon", default=1e-5, above=0)
+    width: int = setting("numbers that stand for a token; even", default=128, at_least=2)
+    num_heads: int = setting("attention heads; a divisor of the width", default=4, at_least=1)
+    ff_width: int = setting("hidden units of a feed-forward network", default=512, at_least=1)
+    vocab_size: int = setting("tokens that the network knows, at least the tokenizer's", default=256, at_least=2)
+    seq_len: int | None = setting("tokens of a sequence: how much the network sees at once", default=None, at_least=1)
+    tied: bool = setting("one matrix for the embedding and the softmax", default=False)
     factory: str | None = setting("package.module:function that returns your layers", default=None)
     kwargs: dict[str, Any] = field(
         default_factory=dict, metadata=about("arguments of the factory, model.kwargs.width=64")
@@ -45,17 +55,22 @@ class ModelConfig:
 class DatasetConfig:
     """Group `dataset`."""
 
-    name: Literal["digits", "cifar10", "cifar100", "imagenet", "folder", "synthetic"] = setting(
-        "which data; chosen by dataset=NAME"
-    )
+    name: Literal[
+        "digits", "cifar10", "cifar100", "stanford_cars", "oxford_pets", "food101", "fgvc_aircraft", "birdsnap",
+        "imagenet", "folder", "synthetic", "text",
+    ] = setting("which data; chosen by dataset=NAME")  # fmt: skip
     path: str | None = setting("folder that holds the data", default=None)
     download: bool = setting("fetch the data into dataset.path when they are not there", default=False)
     image_size: int | None = setting("size in pixels when image_size is not set", at_least=1)
-    augment: Literal["none", "light", "standard", "inception"] = setting(
-        "training pictures: light: shift; standard: crop and flip; inception: resized crop, flip, colour"
+    augment: Literal["none", "light", "standard", "inception", "cutout"] = setting(
+        "training pictures: light: shift; standard: crop and flip; inception: resized crop, flip, colour; "
+        "cutout: whole picture, flip, a square blanked",
+        default="none",
     )
-    mean: tuple[float, float, float] = setting("mean per colour channel, of pixels in 0..1")
-    std: tuple[float, float, float] = setting("standard deviation per colour channel, of pixels in 0..1", above=0)
+    mean: tuple[float, float, float] = setting("mean per colour channel, of pixels in 0..1", default=(0.0, 0.0, 0.0))
+    std: tuple[float, float, float] = setting(
+        "standard deviation per colour channel, of pixels in 0..1", default=(1.0, 1.0, 1.0), above=0
+    )
     num_classes: int | None = setting("classes of the generated pictures", default=None, at_least=2)
     size: int | None = setting("generated training pictures", default=None, at_least=1)
     corrupt: Literal["error", "skip"] = setting("a picture that cannot be read: stop, or leave it out", default="error")
@@ -63,6 +78,18 @@ class DatasetConfig:
     eval_split: str = setting(
         "sub-folder with the held-out pictures; auto: val, valid, validation or test", default="auto"
     )
+    classes: tuple[str, ...] | None = setting(
+        "the only classes, by name or number; labels are numbered in this order; null: all", default=None
+    )
+    samples_per_class: int | None = setting(
+        "training samples of each class, chosen by the seed; null: all", default=None, at_least=1
+    )
+    tokenizer: str | None = setting(
+        "a Hugging Face tokenizer.json or SentencePiece .model (pip install 'gpipe-cli[text]'); null: bytes",
+        default=None,
+    )
+    held_out: float = setting("share of the text, at its end, that is held out", default=0.1, above=0, below=1)
+    cache: str = setting("folder for tokenised text", default="~/.cache/gpipe/text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +109,11 @@ class OptimizerConfig:
 class LrScheduleConfig:
     """Group `lr_schedule`: the learning rate over the epochs (`schedule` is the pipeline's)."""
 
-    name: Literal["constant", "cosine", "exponential", "step"] = setting("which curve; chosen by lr_schedule=NAME")
-    warmup_epochs: float = setting("epochs of linear warm-up", at_least=0)
+    name: Literal["constant", "cosine", "exponential", "step", "inverse_sqrt"] = setting(
+        "which curve; chosen by lr_schedule=NAME"
+    )
+    warmup_epochs: float = setting("epochs of linear warm-up", default=0.0, at_least=0)
+    warmup_steps: int = setting("optimizer steps of linear warm-up", default=0, at_least=0)
     decay_rate: float = setting("factor of each decay", default=1.0, above=0, at_most=1)
     decay_epochs: float = setting("epochs between decays", default=1.0, above=0)
     min_lr: float = setting("the rate never falls below this", default=0.0, at_least=0)
@@ -103,14 +133,21 @@ class TrainConfig:
     micro_batches: int = setting("parts of a mini-batch (the paper's M); 4 x partitions is good", at_least=1)
     batch_size: int = setting("samples in a mini-batch, one optimizer step", at_least=1)
     eval_batch_size: int | None = setting("samples per evaluation batch; null: batch_size", at_least=1)
-    image_size: int = setting("height and width of the input in pixels", at_least=1)
+    image_size: int | None = setting("height and width of the input in pixels; null for text", at_least=1)
     epochs: int = setting("passes over the training data; 0: evaluate only", at_least=0)
     steps: int | None = setting("stop after so many optimizer steps; null: when the epochs end", at_least=1)
     seed: int = setting("seed of the weights, the data order and all randomness", at_least=0, below=2**32)
     device: Literal["auto", "cpu", "cuda"] = setting("auto: GPUs when there are any, else the CPU")
     precision: Literal["fp32", "bf16"] = setting("bf16: automatic mixed precision, weights stay fp32")
-    remat: Literal["full", "except_last", "none"] = setting(
-        "re-materialization: recompute activations in the backward pass to save memory"
+    remat: Literal["full", "except_last", "none", "auto"] = setting(
+        "re-materialization: recompute activations in the backward pass to save memory; "
+        "auto: keep what fits into memory_gb, recompute the rest"
+    )
+    memory_gb: float | None = setting(
+        "memory that each rank may use, in GB, for remat=auto; null: what is free on its GPU, on a CPU the machine's "
+        "shared out",
+        default=None,
+        above=0,
     )
     schedule: Literal["gpipe", "1f1b", "interleaved"] = setting("order of the micro-batches in the pipeline")
     balance: tuple[int, ...] | None = setting("layers in each partition, [5,4]; null: by cost", at_least=1)
@@ -135,6 +172,13 @@ class TrainConfig:
     log_every: int = setting("steps between lines of metrics.jsonl", at_least=1)
 
 
+def stem_for(stem: Literal["auto", "imagenet", "small"], image_size: int) -> Literal["imagenet", "small"]:
+    """The stem that `model.stem` means for pictures of this size."""
+    if stem == "auto":
+        return "small" if image_size < SMALL_STEM_BELOW else "imagenet"
+    return stem
+
+
 def config_class(command: str) -> type:
     """The dataclass of a command's settings."""
     if command == "bench":
@@ -145,6 +189,14 @@ def config_class(command: str) -> type:
         from gpipe_cli.config_plan import PlanConfig
 
         return PlanConfig
+    if command == "eval":
+        from gpipe_cli.config_eval import EvalConfig
+
+        return EvalConfig
+    if command == "transfer":
+        from gpipe_cli.config_transfer import TransferConfig
+
+        return TransferConfig
     return TrainConfig
 
 

@@ -96,7 +96,8 @@ def allowed(hint: object, metadata: Mapping[str, Any]) -> str:
     if origin is typing.Literal:
         text = "one of " + ", ".join(map(str, arguments))
     elif origin is tuple and arguments[-1] is Ellipsis:
-        text = f"a list such as [3,2] of {_WORDS[arguments[0]][1]}"
+        example = "[a,b]" if arguments[0] is str else "[3,2]"
+        text = f"a list such as {example} of {_WORDS[arguments[0]][1]}"
     elif origin is tuple:
         text = f"a list of {len(arguments)} {_WORDS[arguments[0]][1]}"
     elif origin is dict:

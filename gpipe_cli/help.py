@@ -26,7 +26,7 @@ _GROUP_HELP = {
     "dataset": "the data",
     "optimizer": "the optimizer",
     "lr_schedule": "the learning rate over the epochs",
-    "recipe": "the values of a pair, taken by itself for DATASET_MODEL; recipe=null: not",
+    "recipe": "the values of a pair, taken by itself for DATASET_MODEL (fine-tuning: transfer_MODEL); recipe=null: not",
     "hardware": "what it is planned for; cpu: this machine, measured",
     "suite": "the rows of a table of the paper, or of torchgpipe's benchmark; none by default",
     "experiment": "a named experiment of the paper or its authors; none by default",
@@ -48,8 +48,9 @@ def command_help(command: Command, words: Sequence[str]) -> str:
     lines += _row("-h, --help", "this page, with the values that the other arguments lead to")
     for note in command.notes:
         lines += ["", *textwrap.wrap(note, _width())]
-    lines += ["", "groups, chosen by GROUP=NAME:"]
-    for group, choices in group_choices(command.name).items():
+    groups = group_choices(command.name)
+    lines += ["", "groups, chosen by GROUP=NAME:"] if groups else []
+    for group, choices in groups.items():
         lines += _row(f"{group}", f"{_GROUP_HELP.get(group, '')}: {', '.join(choices)}")
     lines += ["", "settings, KEY=VALUE (of a key that is given twice the last one counts):"]
     section = ""
@@ -72,7 +73,7 @@ def _setting(key: str, meaning: str, limits: str, values: Mapping[str, Any]) -> 
         left = f"{key}={as_typed(values[name])}"
     else:
         left = key
-        notes.append(f"only with {group}={'|'.join(choices_with_key(group, name))}")
+        notes.append(f"only with {group}={' or '.join(choices_with_key(group, name))}")
     return _row(left, f"{meaning} [{'; '.join(notes)}]" if notes else meaning)
 
 
@@ -81,7 +82,7 @@ def _width() -> int:
 
 
 def _row(left: str, right: str) -> Iterator[str]:
-    wrapped = textwrap.wrap(right, _width() - _INDENT) or [""]
+    wrapped = textwrap.wrap(right, _width() - _INDENT, break_on_hyphens=False) or [""]
     if len(left) + 2 >= _INDENT:
         yield f"  {left}"
     else:

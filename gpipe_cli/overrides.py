@@ -16,6 +16,8 @@ from hydra.errors import HydraException
 
 from gpipe_cli.errors import ConfigError
 
+PROSE_KEYS = ("prompt",)  # a sentence of the user's: commas and brackets in it mean nothing
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
@@ -64,6 +66,9 @@ def _parse(word: str, text_keys: Collection[str]) -> Override:
         raise ConfigError(None, word, "a key cannot be removed; give it another value")
     if not equals or not key.strip("+"):
         raise ConfigError(None, word, "expected key=value")
+    if key in PROSE_KEYS and text[:1] not in ("'", '"'):
+        prose = text.replace("${", "\\${")  # else it names another setting
+        word = f"{key}={QuotedString(text=prose, quote=Quote.single).with_quotes()}"
     parser = OverridesParser.create()
     try:
         override = parser.parse_override(word)

@@ -15,7 +15,7 @@ from gpipe_cli.overrides import Setting
 from gpipe_cli.reporting.run_directory import read_config
 
 # What makes a run the run it is: changing it would be another training under the old one's name.
-FIXED = ("command", "model", "seed", "batch_size")
+FIXED = ("command", "model", "seed", "batch_size", "checkpoint", "seeds")
 # Groups that set keys of others, and leave no trace of their own in a run's config.yaml.
 _OVERLAYS = ("recipe", "experiment")
 
@@ -29,6 +29,10 @@ def stored_settings(composed: Mapping[str, Any], settings: Sequence[Setting]) ->
     stored = read_config(run_dir)
     if stored is None:
         raise ConfigError("resume", composed["resume"], f"{run_dir} holds no config.yaml: name a run folder of gpipe")
+    if stored.get("command") != composed["command"]:
+        again = f"gpipe {stored.get('command')} resume={composed['resume']} goes on with it"
+        remedy = again if stored.get("command") in ("train", "transfer") else "name a run that trains"
+        raise ConfigError("resume", composed["resume"], f"is a run of gpipe {stored.get('command')}; {remedy}")
     merged = _merged(stored, composed, settings)
     refuse_another_run(str(composed["resume"]), stored, merged)
     typed = {setting.key for setting in settings}
@@ -114,6 +118,8 @@ def _merged(stored: Mapping[str, Any], composed: Mapping[str, Any], settings: Se
     if "partitions" in typed and merged["partitions"] != stored["partitions"]:
         # The cut and the processes of another number of partitions do not fit; they have no influence on the result.
         merged |= {key: None for key in ("balance", "ranks") if key not in typed}
+    if merged.get("remat") != "auto" and "memory_gb" not in typed:
+        merged["memory_gb"] = None  # the budget of another remat
     return merged
 
 
@@ -150,7 +156,8 @@ def _newest_run(composed: Mapping[str, Any]) -> Path:
     found = []
     for folder in runs.iterdir() if runs.is_dir() else ():
         stored = read_config(folder)
-        if stored is not None and any(folder.glob("checkpoints/step-*")):
+        holds_runs = any(any(folder.glob(f"{place}checkpoints/step-*")) for place in ("", "seed-*/"))
+        if stored is not None and holds_runs:
             same = all(stored.get(group, {}).get("name") == composed[group]["name"] for group in ("model", "dataset"))
             if same and stored.get("command") == composed.get("command", "train"):
                 found.append(((folder / "config.yaml").stat().st_mtime, folder))

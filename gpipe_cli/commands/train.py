@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpipe_cli.distributed.devices import plan_ranks
 from gpipe_cli.distributed.launch import RankContext, launch
@@ -23,7 +23,6 @@ from gpipe_cli.reporting.run_directory import (
 from gpipe_cli.reporting.summary import (
     Summary,
     counted,
-    dataset_label,
     pipeline_label,
     result_lines,
     summary_of,
@@ -39,6 +38,20 @@ if TYPE_CHECKING:
     from gpipe_cli.training.session import Session
 
 
+class Start(Protocol):
+    """What a run begins with when that is not the random weights of its seed. Travels to the ranks."""
+
+    @property
+    def label(self) -> str:
+        """Where the weights come from, for the tables."""
+
+    def prepare(self, session: Session) -> Session:
+        """The session as it is to be trained, whether it begins or goes on. Collective."""
+
+    def load(self, session: Session) -> str | None:
+        """Put weights into a session that begins; returns a line to tell. Collective."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What a rank needs to know to take part."""
@@ -47,10 +60,23 @@ class Job:
     command_line: str
     began_s: float  # time.time when the command started
     notes: tuple[str, ...]
+    start: Start | None
+    in_table: bool
 
 
 def run(config: TrainConfig) -> int:
     """Train as configured; prints the result. Returns the exit code."""
+    lines = train(config)
+    if lines:
+        print("\n".join(lines))
+    return 0
+
+
+def train(config: TrainConfig, start: Start | None = None, *, in_table: bool = True) -> list[str]:
+    """Train as configured, from `start` on; returns the lines to show (none on a rank that is not the first).
+
+    `in_table`: whether a whole run gets a row in the table of accuracies.
+    """
     began_s = time.time()
     if config.tensorboard:
         writer_class()
@@ -63,11 +89,15 @@ def run(config: TrainConfig) -> int:
     )
     _import_before_forking()
     words = ["gpipe", *sys.argv[1:]]
-    job = Job(config=config, command_line=shlex.join(words), began_s=began_s, notes=plan.notes)
-    lines = launch(work, job, plan)
-    if lines:
-        print("\n".join(lines))
-    return 0
+    job = Job(
+        config=config,
+        command_line=shlex.join(words),
+        began_s=began_s,
+        notes=plan.notes,
+        start=start,
+        in_table=in_table and config.steps is None and config.epochs > 0,
+    )
+    return launch(work, job, plan)
 
 
 def _import_before_forking() -> None:
@@ -86,19 +116,23 @@ def work(context: RankContext, job: Job) -> list[str]:
 
     config = job.config
     session = build_session(config, context)
+    if job.start is not None:
+        session = job.start.prepare(session)
     resumed = _resume(session) if config.resume is not None else None
+    loaded = job.start.load(session) if job.start is not None and resumed is None else None
     if resumed is not None and resumed.step >= session.num_steps:
         return [_nothing_to_do(config, resumed)] if context.is_main else []
-    run_dir = Path(from_first(session.groups, lambda: str(_claim_run_directory(config, resumed))))
+    run_dir = Path(from_first(session.groups, lambda: str(_claim_run_directory(job, resumed))))
     report = _open_report(session, run_dir, resumed) if context.is_main else None
     trainer = Trainer(session=session, run_dir=run_dir, report=report)
     if resumed is not None:
         trainer.start = resumed.step
         # The best of the folder that is written to: a run that goes on elsewhere has none there yet.
-        trainer.best_top1 = resumed.best_top1 if holds_checkpoint(run_dir, resumed.checkpoint) else None
+        trainer.best_score = resumed.best_score if holds_checkpoint(run_dir, resumed.checkpoint) else None
     try:
         if report is not None:
-            for note in [*_introduction(session, run_dir), *job.notes, *(resumed.notes if resumed else ())]:
+            started = resumed.notes if resumed is not None else [loaded] if loaded is not None else []
+            for note in [*_introduction(session, run_dir), *job.notes, *started]:
                 report.message(note)
         outcome = trainer.run()
     finally:
@@ -113,7 +147,7 @@ class Resumed:
 
     checkpoint: Path
     step: int
-    best_top1: float | None
+    best_score: float | None
     notes: tuple[str, ...]
 
 
@@ -130,16 +164,18 @@ def _resume(session: Session) -> Resumed:
     return Resumed(
         checkpoint=path,
         step=int(facts["step"]),
-        best_top1=facts["best_top1"],
+        best_score=facts.get("best_score", facts.get("best_top1")),  # its name in earlier runs
         notes=tuple(_resume_notes(session, facts, path)),
     )
 
 
 def _resume_notes(session: Session, facts: dict[str, Any], path: Path) -> list[str]:
+    from gpipe_cli.training.checkpoints import passed_over
     from gpipe_cli.training.lr_schedule import LrSchedule, describe_horizon_change
 
     config, step = session.config, int(facts["step"])
-    notes = [f"resumed from {path}: {counted(step, 'step')} done"]
+    notes = passed_over(path) if path != Path(str(config.resume)) else []
+    notes += [f"resumed from {path}: {counted(step, 'step')} done"]
     notes += [f"changed: {line}" for line in changed_settings(facts["config"], dataclasses.asdict(config))]
     steps_per_epoch = int(facts["steps_per_epoch"])
     if steps_per_epoch != session.steps_per_epoch:
@@ -155,9 +191,10 @@ def _nothing_to_do(config: TrainConfig, resumed: Resumed) -> str:
     return f"{resumed.checkpoint}: all {counted(resumed.step, 'step')} done, nothing to do; {more} to train on"
 
 
-def _claim_run_directory(config: TrainConfig, resumed: Resumed | None) -> Path:
+def _claim_run_directory(job: Job, resumed: Resumed | None) -> Path:
     """Make the run's folder with its configuration in it: the first thing that a run writes."""
-    if config.steps is None and config.epochs > 0:
+    config = job.config
+    if job.in_table:
         check_tables_can_be_written(Path(config.results_dir))
     if config.run_dir is not None:
         run_dir = given_run_directory(Path(config.run_dir), checkpoint=resumed.checkpoint if resumed else None)
@@ -176,18 +213,22 @@ def _open_report(session: Session, run_dir: Path, resumed: Resumed | None) -> An
         num_steps=session.num_steps,
         resumed_from=resumed.step if resumed is not None else None,
         tensorboard=session.config.tensorboard,
+        unit=session.task.unit,
     )
 
 
 def _introduction(session: Session, run_dir: Path) -> list[str]:
     pipe, config, context, info = session.pipe, session.config, session.context, session.info
     cut = f", cut {'+'.join(str(size) for size in pipe.balance)}" if config.partitions > 1 else ""
+    what = "classes" if session.task.unit == "images" else "tokens to choose from"
     lines = [
         f"{config.model.name}: {pipe.num_parameters:,} parameters in {counted(len(pipe.layer_names), 'layer')}{cut}; "
         f"{counted(context.world_size, 'rank')} on {pipe.device.type}, {counted(context.num_threads, 'thread')} each",
-        f"{info.name}: {info.num_train:,} training and {info.num_eval:,} held-out samples, "
-        f"{info.num_classes} classes; run in {run_dir}",
+        f"{info.name}: {info.num_train:,} training and {info.num_eval:,} held-out {_samples(session)}, "
+        f"{info.num_classes} {what}; run in {run_dir}",
     ]
+    if session.kept is not None:
+        lines.append(session.kept.sentence(pipe.schedule))
     if config.micro_batches < config.partitions:
         idle = (config.partitions - 1) / (config.micro_batches + config.partitions - 1)
         lines.append(
@@ -195,6 +236,11 @@ def _introduction(session: Session, run_dir: Path) -> list[str]:
             f"about {100 * idle:.0f} % of the time; micro_batches={4 * config.partitions} is good"
         )
     return lines
+
+
+def _samples(session: Session) -> str:
+    task = session.task
+    return "samples" if task.units_per_sample == 1 else f"blocks of {task.units_per_sample} {task.unit}"
 
 
 def _conclude(job: Job, trainer: Trainer, outcome: Outcome) -> list[str]:
@@ -209,36 +255,40 @@ def _conclude(job: Job, trainer: Trainer, outcome: Outcome) -> list[str]:
     if not session.context.is_main:
         return []
     summary = _summarise(job, session, outcome, idle, peaks)
-    title = f"{summary.model} on {dataset_label(config.dataset.name, config.dataset.path)}, {pipeline_label(summary)}"
+    title = f"{summary.model} on {summary.dataset}, {pipeline_label(summary)}"
     with one_line_if_not_written(run_dir):
         write_summary(run_dir, summary)
         plot_curves(run_dir, title)
-    lines = result_lines(summary)
-    if config.steps is None and config.epochs > 0:
+    table = None
+    if job.in_table:
         table = Path(config.results_dir, "accuracy.md")
         with one_line_if_not_written(table):
             update_accuracy(table.parent, config, summary)
-        lines.append(f"{'table':<8}  {table}")
-    return [*lines, f"{'run':<8}  {run_dir}"]
+    return result_lines(summary, table=str(table) if table is not None else None, run=str(run_dir))
 
 
 def _summarise(job: Job, session: Session, outcome: Outcome, idle: list[float | None], peaks: list[int]) -> Summary:
+    from gpipe_cli.pipeline.schedule import num_not_recomputed
     from gpipe_cli.reporting.environment import machine, versions
 
     clock, info, evaluation = outcome.clock, session.info, outcome.evaluation
     shares = [share for share in idle if share is not None]
     on_cpu = session.pipe.device.type == "cpu"  # on a GPU the host's waiting says nothing about the device's
+    task = session.task
+    samples_per_s = clock.num_samples / clock.step_s if clock.step_s else None
     return summary_of(
         job.config,
+        init=job.start.label if job.start is not None else None,
+        **task.summary_facts(evaluation),
+        tokens_per_s=samples_per_s * task.units_per_sample if samples_per_s and task.unit == "tokens" else None,
         num_parameters=session.pipe.num_parameters,
+        kept=list(num_not_recomputed(session.pipe.schedule)) if session.kept is not None else None,
         device=session.pipe.device.type,
         world_size=session.context.world_size,
-        samples_per_s=clock.num_samples / clock.step_s if clock.step_s else None,
+        samples_per_s=samples_per_s,
         step_time_s=clock.step_s / clock.num_steps if clock.num_steps else None,
         peak_memory_bytes_per_rank=peaks,
         bubble_fraction=sum(shares) / len(shares) if shares and on_cpu else None,
-        top1=evaluation.top1 if evaluation is not None else None,
-        top5=evaluation.top5 if evaluation is not None else None,
         loss=evaluation.loss if evaluation is not None else None,
         versions=versions(),
         num_classes=info.num_classes,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -117,27 +118,50 @@ def count_gpus() -> int:
 def available_cores(proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
     """Cores this process may use: the smaller of its CPU affinity and the quota of its control groups (at least 1)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_quota(proc / "self" / "cgroup", cgroup_root)
+    quota = _cgroup_limit(proc / "self" / "cgroup", cgroup_root, "cpu", _quota_v1, _quota_v2)
     return max(1, math.floor(min(cores, quota)))
 
 
-def _cgroup_quota(membership: Path, root: Path) -> float:
-    """Cores that the control groups allow, infinity if they set no limit. Reads versions 2 and 1 of the interface."""
+def total_memory_bytes(proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that this machine's processes may use together: what is built in, or the limit of the control groups."""
+    built_in = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _cgroup_limit(
+        proc / "self" / "cgroup",
+        cgroup_root,
+        "memory",
+        lambda folder: _bytes_in(folder / "memory.limit_in_bytes"),
+        lambda folder: _bytes_in(folder / "memory.max"),
+    )
+    return int(min(built_in, limit))
+
+
+def _cgroup_limit(
+    membership: Path, root: Path, controller: str, read_v1: Callable[[Path], float], read_v2: Callable[[Path], float]
+) -> float:
+    """What the control groups allow of something, infinity if they set no limit; versions 2 and 1 of the interface."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
         return math.inf
-    quota = math.inf
+    limit = math.inf
     for line in lines:
         _, controllers, group = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        base = root / "cpu" if controllers else root
+        base = root / controller if controllers else root
         # Inside a container the path may name the host's tree: what exists of it, and always the mounted root, counts.
         relative = Path(group.lstrip("/"))
         for folder in (base / part for part in (relative, *relative.parents)):
-            quota = min(quota, _quota_v1(folder) if controllers else _quota_v2(folder))
-    return quota
+            limit = min(limit, read_v1(folder) if controllers else read_v2(folder))
+    return limit
+
+
+def _bytes_in(path: Path) -> float:
+    try:
+        text = path.read_text().strip()
+        return math.inf if text == "max" else int(text)
+    except (OSError, ValueError):
+        return math.inf
 
 
 def _quota_v2(folder: Path) -> float:

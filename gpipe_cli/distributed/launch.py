@@ -213,6 +213,7 @@ def _run_local(worker: Callable[[RankContext, P], R], payload: P, plan: RankPlan
     with (
         processes.caught_signals() as received,
         processes.restored(),
+        processes.garbage_stays_here(),
         processes.quiet_launcher(),
         tempfile.TemporaryDirectory(prefix="gpipe-") as scratch,
     ):

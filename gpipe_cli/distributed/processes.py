@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import multiprocessing
 import os
@@ -107,6 +108,20 @@ def restored() -> Iterator[None]:
             child.join(5)
         for name in os.environ.keys() - environ.keys():
             del os.environ[name]
+
+
+@contextlib.contextmanager
+def garbage_stays_here() -> Iterator[None]:
+    """Keep processes forked meanwhile from collecting what is garbage in this one.
+
+    An earlier run's store may be among it. Its destructor waits for a thread of its own, which a forked process does
+    not have, for ever (seen with torch 2.14: a run after one that had failed, in the same process).
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextlib.contextmanager

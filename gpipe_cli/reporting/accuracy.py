@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpipe_cli.config_transfer import checkpoint_label
 from gpipe_cli.reporting.paper import ACCURACY
 from gpipe_cli.reporting.summary import Summary
 from gpipe_cli.reporting.tables import (
@@ -38,7 +39,7 @@ _WITHOUT_INFLUENCE = (
     "results_dir", "run_dir", "resume", "tensorboard", "progress", "log_every", "checkpoint_every", "keep_checkpoints",
     "workers", "threads", "ranks", "cut", "eval_every",
 )  # fmt: skip
-_DATASET_WITHOUT_INFLUENCE = ("path", "download")
+_DATASET_WITHOUT_INFLUENCE = ("path", "download", "cache")
 
 _COLUMNS = (
     Column("dataset", "data set"),
@@ -48,10 +49,19 @@ _COLUMNS = (
     Column("layers", "L"),
     Column("filters", "D"),
     Column("num_parameters", "parameters", grouped),
+    Column("width", "width"),
     Column("image_size", "input"),
+    Column("init", "begun with"),
+    Column("seq_len", "tokens"),
     Column("top1", "top-1 %", percent),
+    Column("top1_std", "± %", percent),
+    Column("num_seeds", "seeds"),
     Column("top5", "top-5 %", percent),
     Column("loss", "loss", rounded),
+    Column("perplexity", "perplexity", rounded),
+    Column("bits_per_byte", "bits/byte", rounded),
+    Column("trigram_bits_per_byte", "trigram model", rounded),
+    Column("text_digest"),
     Column("num_train", "train", grouped),
     Column("num_eval", "held out", grouped),
     Column("num_classes", "classes", grouped),
@@ -67,6 +77,7 @@ _COLUMNS = (
     Column("device"),
     Column("world_size"),
     Column("samples_per_s", "images/s", rounded),
+    Column("tokens_per_s", "tokens/s", rounded),
     Column("duration_s"),
     Column("seed", "seed"),
     Column("previous_best"),
@@ -86,6 +97,8 @@ def update_accuracy(results_dir: Path, config: TrainConfig, summary: Summary) ->
     values = {name: value for name, value in dataclasses.asdict(summary).items() if name in names}
     if summary.variant is not None:
         values["model"] = f"{summary.model}-{summary.variant}"
+    if summary.tokens_per_s is not None:
+        values["samples_per_s"] = None  # its column says images
     row = {**values, "baseline": None, KIND: MEASURED, "configuration": configuration_digest(config, summary.dataset)}
     update(results_dir, TABLE, row)
 
@@ -95,6 +108,8 @@ def configuration_digest(config: TrainConfig, dataset: str) -> str:
     settings: dict[str, Any] = {k: v for k, v in dataclasses.asdict(config).items() if k not in _WITHOUT_INFLUENCE}
     settings["dataset"] = {k: v for k, v in settings["dataset"].items() if k not in _DATASET_WITHOUT_INFLUENCE}
     settings["dataset"]["label"] = dataset
+    if settings.get("checkpoint") is not None:
+        settings["checkpoint"] = checkpoint_label(settings["checkpoint"])
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -109,6 +124,8 @@ def _paper_rows() -> tuple[Row, ...]:
             "filters": 512,
             "num_parameters": 557_000_000,
             "image_size": paper.image_size,
+            "init": "imagenet" if paper.dataset != "imagenet" else None,
+            "num_seeds": 5 if paper.dataset != "imagenet" else None,
             "top1": paper.top1,
             "top5": paper.top5,
             "previous_best": paper.previous_best,
@@ -139,8 +156,11 @@ TABLE = Table(
     introduction=(
         "Rows of kind `measured` come from runs of gpipe, each with its machine and command; rows of kind "
         "`reported` are the paper's own figures, with their source (parameters rounded as there). L: normal cells, "
-        "D: filters. Accuracies are on held-out data, in percent here and as fractions in accuracy.csv, which has "
-        "all columns."
+        "D: filters. `Begun with` is the checkpoint that a network was fine-tuned from; of several seeds top-1 is the "
+        "mean and ± the sample standard deviation (the paper gives none). Of a language model, tokens is the length of "
+        "a sequence, bits/byte is of the held-out text, and trigram model is what a byte-trigram model of the same "
+        "split has. Accuracies are on held-out data, in percent here and as fractions in accuracy.csv, which has all "
+        "columns."
     ),
     columns=_COLUMNS,
     key=("configuration",),

@@ -15,11 +15,11 @@ _DPI = 120
 def plot_curves(run_dir: Path, title: str) -> Path | None:
     """Draw `run_dir/curves.png` from `run_dir/metrics.jsonl`.
 
-    The curves are `loss` (training), `eval_loss`, `top1` and `top5` over `step`. None, and no file, where there is
-    nothing to draw. Raises OSError when the picture cannot be written.
+    The curves are `loss` (training), `eval_loss`, and `top1` and `top5`, of text `bits_per_byte`, over `step`. None,
+    and no file, where there is nothing to draw. Raises OSError when the picture cannot be written.
     """
     rows = read_rows(run_dir / "metrics.jsonl")
-    curves = {name: _points(rows, name) for name in ("loss", "eval_loss", "top1", "top5")}
+    curves = {name: _points(rows, name) for name in ("loss", "eval_loss", "top1", "top5", "bits_per_byte")}
     if not any(curves.values()):
         return None
     # The figure and its canvas directly: pyplot would choose a backend for the whole process.
@@ -28,10 +28,13 @@ def plot_curves(run_dir: Path, title: str) -> Path | None:
 
     figure = Figure(figsize=(9, 4), layout="constrained")
     canvas = FigureCanvasAgg(figure)
-    losses, accuracies = figure.subplots(1, 2)
+    losses, right = figure.subplots(1, 2)
     _draw(losses, [("training", curves["loss"]), ("held out", curves["eval_loss"])], "loss")
-    accuracy = [("top-1", _in_percent(curves["top1"])), ("top-5", _in_percent(curves["top5"]))]
-    _draw(accuracies, accuracy, "accuracy on held-out data, %")
+    if curves["bits_per_byte"]:
+        _draw(right, [("held out", curves["bits_per_byte"])], "bits per byte of held-out text")
+    else:
+        accuracy = [("top-1", _in_percent(curves["top1"])), ("top-5", _in_percent(curves["top5"]))]
+        _draw(right, accuracy, "accuracy on held-out data, %")
     figure.suptitle(title)
     path = run_dir / "curves.png"
     replace_file(path, lambda temporary: canvas.print_figure(temporary, format="png", dpi=_DPI))

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from gpipe_cli.reporting.jsonl import MetricsWriter
 from gpipe_cli.reporting.progress import Progress
 from gpipe_cli.reporting.run_directory import one_line_if_not_written
 from gpipe_cli.reporting.tensorboard import TensorBoard
 
-if TYPE_CHECKING:
-    from gpipe_cli.training.metrics import EvalResult
+
+class Evaluated(Protocol):
+    """What an evaluation found, as a row and as words."""
+
+    def metrics(self) -> Mapping[str, float]: ...
+
+    def sentence(self) -> str: ...
 
 
 class RunReport:
@@ -22,13 +27,21 @@ class RunReport:
     """
 
     def __init__(
-        self, run_dir: Path, *, progress: str, num_steps: int, resumed_from: int | None, tensorboard: bool
+        self,
+        run_dir: Path,
+        *,
+        progress: str,
+        num_steps: int,
+        resumed_from: int | None,
+        tensorboard: bool,
+        unit: str = "images",
     ) -> None:
         self._path = run_dir / "metrics.jsonl"
         with one_line_if_not_written(self._path):
             self._tensorboard = TensorBoard(run_dir) if tensorboard else None
             self._metrics = MetricsWriter(self._path, resumed_from=resumed_from)
-        self._progress = Progress(progress, num_steps, done=resumed_from or 0)
+        self._progress = Progress(progress, num_steps, done=resumed_from or 0, unit=unit)
+        self._rate = "tokens_per_s" if unit == "tokens" else "samples_per_s"
 
     def step(self, step: int, row: Mapping[str, Any] | None = None) -> None:
         """A step is done; `row` when its numbers are to be kept."""
@@ -36,24 +49,12 @@ class RunReport:
             self._progress.update(step)
             return
         self._write(row)
-        self._progress.update(step, row["loss"], row["samples_per_s"])
+        self._progress.update(step, row["loss"], row[self._rate])
 
-    def evaluation(self, step: int, epoch: int, result: EvalResult) -> None:
+    def evaluation(self, step: int, epoch: int, result: Evaluated) -> None:
         """The held-out split was evaluated after `step` steps."""
-        self._write(
-            {
-                "step": step,
-                "epoch": epoch,
-                "top1": result.top1,
-                "top5": result.top5,
-                "eval_loss": result.loss,
-                "num_eval": result.num_samples,
-            }
-        )
-        self._progress.message(
-            f"{_when(epoch)}: top-1 {100 * result.top1:5.2f} %, top-5 {100 * result.top5:5.2f} %, "
-            f"loss {result.loss:.4f} on {result.num_samples:,} held-out samples"
-        )
+        self._write({"step": step, "epoch": epoch, **result.metrics()})
+        self._progress.message(f"{_when(epoch)}: {result.sentence()}")
 
     def message(self, text: str) -> None:
         """A line for the user."""

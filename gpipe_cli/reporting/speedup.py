@@ -1,7 +1,7 @@
 """The speed-up over the number of partitions, a line for each number of micro-batches, as the paper reports it.
 
-Ours on the left; on the right the paper's Table 2 and torchgpipe's benchmark of the same network, each over its own
-K = 2, M = 1.
+Ours on the left; on the right the paper's Table 2 and, for AmoebaNet, torchgpipe's benchmark of the same network, each
+over its own K = 2, M = 1.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ class Speed:
     samples_per_s: float
 
 
-def plot_speedup(path: Path, speeds: Sequence[Speed], title: str) -> bool:
+def plot_speedup(path: Path, speeds: Sequence[Speed], title: str, architecture: str = "amoebanet") -> bool:
     """Draw a PNG; False, and no file, when there are not two numbers of partitions to compare. Raises OSError.
 
-    Every curve counts from its own slowest corner: the fewest partitions with the fewest micro-batches is 1.
+    Every curve counts from its own slowest corner: the fewest partitions with the fewest micro-batches is 1. What is
+    reported is the `architecture`'s: amoebanet or transformer.
     """
     curves = list(dict.fromkeys(speed.curve for speed in speeds))
     if len({speed.partitions for speed in speeds}) < 2:
@@ -39,8 +40,9 @@ def plot_speedup(path: Path, speeds: Sequence[Speed], title: str) -> bool:
     from matplotlib.figure import Figure
 
     panels = [*((f"measured: {curve}", _ours(speeds, curve)) for curve in curves)]
-    panels += [("reported: GPipe paper, Table 2, TPUs", _reported(TABLE2))]
-    panels += [("reported: torchgpipe, Tesla P40", _reported(TORCHGPIPE))]
+    panels += [("reported: GPipe paper, Table 2, TPUs", _reported(TABLE2, architecture))]
+    if architecture == "amoebanet":
+        panels += [("reported: torchgpipe, Tesla P40", _reported(TORCHGPIPE, architecture))]
     figure = Figure(figsize=(3.6 * len(panels), 3.8), layout="constrained")
     canvas = FigureCanvasAgg(figure)
     row: Any = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -61,9 +63,9 @@ def _ours(speeds: Sequence[Speed], curve: str) -> Lines:
     return _by_micro_batches((s.micro_batches, s.partitions, s.samples_per_s / least) for s in own)
 
 
-def _reported(rows: Sequence[PaperSpeed]) -> Lines:
+def _reported(rows: Sequence[PaperSpeed], architecture: str) -> Lines:
     return _by_micro_batches(
-        (row.micro_batches, row.accelerators, row.relative) for row in rows if row.architecture == "amoebanet"
+        (row.micro_batches, row.accelerators, row.relative) for row in rows if row.architecture == architecture
     )
 
 

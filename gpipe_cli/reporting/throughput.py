@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from gpipe_cli.reporting.paper import TABLE2, TABLE3, TORCHGPIPE, TORCHGPIPE_SAMPLES_PER_S, PaperSpeed
+from gpipe_cli.reporting.paper import (
+    CLAIM,
+    TABLE2,
+    TABLE3,
+    TORCHGPIPE,
+    TORCHGPIPE_SAMPLES_PER_S,
+    TRANSFORMER_LAYERS,
+    B,
+    PaperSpeed,
+)
 from gpipe_cli.reporting.tables import KIND, REPORTED, Column, Row, Table, code, grouped, percent, rounded, update
 
 
@@ -45,10 +54,12 @@ WHAT = (
     Column("filters", "D"),
     Column("num_parameters", "parameters", grouped),
     Column("image_size", "input"),
+    Column("seq_len", "tokens"),
     Column("batch_size", "batch"),
     Column("partitions", "K"),
     Column("micro_batches", "M"),
     Column("remat", "remat"),
+    Column("kept", "kept"),
     Column("schedule", "schedule"),
     Column("baseline", "baseline"),
     Column("balance", "cut"),
@@ -71,6 +82,7 @@ WHENCE = (
 _COLUMNS = (
     *WHAT,
     Column("samples_per_s", "samples/s", rounded),
+    Column("tokens_per_s", "tokens/s", rounded),
     Column("step_time_s", "step, ms", milliseconds),
     Column("step_time_low_s", "from", milliseconds),
     Column("step_time_high_s", "to", milliseconds),
@@ -100,7 +112,7 @@ def _reported(rows: Iterable[PaperSpeed], device: str, source: str, reference: s
         {
             "model": "amoebanet-D" if row.architecture == "amoebanet" else row.architecture,
             "variant": "D" if row.architecture == "amoebanet" else None,
-            "layers": 18 if row.architecture == "amoebanet" else 48,
+            "layers": 18 if row.architecture == "amoebanet" else row.layers or TRANSFORMER_LAYERS,
             "filters": 256 if row.architecture == "amoebanet" else None,
             "batch_size": row.batch_size,
             "partitions": row.accelerators,
@@ -123,6 +135,7 @@ _PAPER = "Huang et al. 2019, arXiv 1811.06965"
 _REPORTED: tuple[Row, ...] = (
     *_reported(TABLE2, "TPU", f"{_PAPER}, table 2", "K=2 M=1", None),
     *_reported(TABLE3, "P100", f"{_PAPER}, table 3", "K=2 M=32", None),
+    *_reported(CLAIM[1:], "TPUv3", f"{B}; M and L are ours", "not stated", None),
     *_reported(TORCHGPIPE, "P40", "torchgpipe, docs/benchmarks.rst", "K=2 M=1", TORCHGPIPE_SAMPLES_PER_S),
 )
 
@@ -137,7 +150,7 @@ def place(row: Mapping[str, str]) -> tuple[str | int, ...]:
         text = row.get(name, "")
         return int(text) if text.isdigit() else 0
 
-    sizes = (number("layers"), number("filters"), number("image_size"), number("batch_size"))
+    sizes = tuple(number(name) for name in ("layers", "filters", "image_size", "seq_len", "batch_size"))
     how = (row.get("device", ""), row.get("remat", ""), row.get("schedule", ""))
     return (
         1, row.get("model", ""), *sizes, int(row.get("baseline", "") != ""), row.get("baseline", ""), *how,
@@ -151,11 +164,12 @@ TABLE = Table(
     introduction=(
         "Rows of kind `measured` come from `gpipe bench`, each with its machine and command, `simulated` ones from "
         "`gpipe plan`; rows of kind `reported` are others' figures, with their source, and tell ratios only. "
-        "K: partitions, M: micro-batches, L: normal cells (or blocks), D: filters. A step is forward and backward "
-        "through all layers and the optimizer's update of one mini-batch that is already there; its time, from the "
-        "moment when all ranks begin to the moment when all have ended, is the median with its quartiles (the extremes "
-        "of fewer than four), warm-up excluded. Samples/s follow from it. The bubble is the share of the step in "
-        "which a rank waits for others. `x single`: ratio to an ordinary PyTorch loop on all cores; `x naive`: to "
+        "K: partitions, M: micro-batches, L: normal cells (or blocks), D: filters; kept: with remat=auto, the "
+        "micro-batches that each stage need not recompute; tokens: those of a sample of text. A step is forward and "
+        "backward through all layers and the optimizer's update of one mini-batch that is already there; its time, "
+        "from the moment when all ranks begin to the moment when all have ended, is the median with its quartiles (the "
+        "extremes of fewer than four), warm-up excluded. Samples/s follow from it. The bubble is the share of the step "
+        "in which a rank waits for others. `x single`: ratio to an ordinary PyTorch loop on all cores; `x naive`: to "
         "the same partitions with one micro-batch; `x torch`: to torch.distributed.pipelining's ScheduleGPipe with the "
         "same processes and cut, checkpointed where ours re-materializes. Ratios are medians over rounds in which both "
         "were measured in turn. Layout is the memory format; baselines run in the faster of two (torch's with "

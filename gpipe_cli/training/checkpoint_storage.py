@@ -6,9 +6,13 @@ file says; here an unpickler reads it that knows a few classes. Written metadata
 
 from __future__ import annotations
 
+import io
+import os
 import pickle
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
+import zipfile
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
@@ -43,19 +47,38 @@ _METADATA_CLASSES = {
 
 
 def write_tensors(
-    directory: Path, final: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, *, alone: bool
+    directory: Path,
+    final: Path,
+    tensors: Mapping[str, Tensor],
+    group: dist.ProcessGroup | None,
+    *,
+    alone: bool,
+    cancelled: threading.Event | None = None,
 ) -> None:
     """Write this rank's `tensors` into `directory`; a collective of `group`, unless `alone`.
 
-    Raises CheckpointError, about the checkpoint `final`, on every rank when one of them cannot write.
+    Raises CheckpointError, about the checkpoint `final`, on every rank when one of them cannot write, or does not go
+    on writing because `cancelled` is set.
     """
     with _one_line_errors(final):
-        writer = _PlainWriter(directory, sync_files=True)
+        writer = _PlainWriter(directory, cancelled)
         dcp_save(dict(tensors), storage_writer=writer, process_group=group, no_dist=alone)
 
 
+def accept_no_process_group() -> None:
+    """Silence DCP's warning that it works without a process group, which is meant here.
+
+    For good, not for a while: the filters belong to all threads, and one that restores them would undo another's
+    change. Called by the thread that starts the writing, too, as that one may be about to change them.
+    """
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+
+
 def read_tensors(path: Path, metadata: Metadata, wanted: list[str]) -> dict[str, Tensor]:
-    """Read the tensors called `wanted` of the checkpoint at `path`, on the CPU, in this process alone."""
+    """Read the tensors called `wanted` of the checkpoint at `path`, on the CPU, in this process alone.
+
+    Raises CheckpointError for what is missing, cannot be read, or has changed since it was written.
+    """
     tensors = {}
     for key in wanted:
         stored = metadata.state_dict_metadata.get(key)
@@ -65,7 +88,24 @@ def read_tensors(path: Path, metadata: Metadata, wanted: list[str]) -> dict[str,
     if tensors:
         with _one_line_errors(path):
             dcp_load(tensors, storage_reader=_CheckedReader(path, metadata), no_dist=True)
+        _check_sums(path, metadata, tensors.keys())
     return tensors
+
+
+def _check_sums(path: Path, metadata: Metadata, keys: Collection[str]) -> None:
+    """Every tensor is stored as a zip archive with check sums, which torch writes but does not look at."""
+    for index, place in metadata.storage_data.items():
+        if index.fqn in keys:
+            with (path / place.relative_path).open("rb") as file:
+                file.seek(place.offset)
+                content = file.read(place.length)
+            try:
+                intact = zipfile.ZipFile(io.BytesIO(content)).testzip() is None
+            except zipfile.BadZipFile:
+                intact = False
+            if not intact:
+                problem = f"damaged: {place.relative_path} has changed since it was written; use an earlier checkpoint"
+                raise CheckpointError(path, problem)
 
 
 def read_metadata(path: Path) -> Metadata:
@@ -96,12 +136,10 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def _one_line_errors(path: Path) -> Iterator[None]:
-    """Turn DCP's report of every rank's traceback into the first cause on one line, and keep its warnings to itself."""
+    """Turn DCP's report of every rank's traceback into the first cause on one line."""
+    accept_no_process_group()
     try:
-        with warnings.catch_warnings():
-            # DCP warns whenever it works without a process group, which is meant here.
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            yield
+        yield
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items())
         if not isinstance(cause, Exception):
@@ -112,8 +150,37 @@ def _one_line_errors(path: Path) -> Iterator[None]:
 class _PlainWriter(FileSystemWriter):
     """DCP's writer of one file a rank, whose metadata does not name the directory that it is about to leave."""
 
+    def __init__(self, directory: Path, cancelled: threading.Event | None) -> None:
+        # Nothing is copied ahead: the copying would make a CUDA context on the first GPU in every writing thread.
+        super().__init__(directory, sync_files=True, per_thread_copy_ahead=0)
+        if cancelled is not None:
+            self.fs = _CancelledFiles(cancelled)
+
     def storage_meta(self) -> StorageMeta:
         return StorageMeta(save_id=self.save_id)
+
+
+class _CancelledFiles(FileSystem):
+    """Files to which nothing more is written once `cancelled` is set."""
+
+    def __init__(self, cancelled: threading.Event) -> None:
+        self._cancelled = cancelled
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        with io.BufferedWriter(_CancelledFile(path, mode, self._cancelled)) as stream:
+            yield stream
+
+
+class _CancelledFile(io.FileIO):
+    def __init__(self, path: str | os.PathLike[str], mode: str, cancelled: threading.Event) -> None:
+        super().__init__(path, mode)
+        self._cancelled = cancelled
+
+    def write(self, data: Any) -> int:
+        if self._cancelled.is_set():
+            raise InterruptedError("the save was given up")
+        return super().write(data)
 
 
 class _CheckedReader(FileSystemReader):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 LossFn = Callable[[Any, Tensor], Tensor]
@@ -36,6 +36,14 @@ def build_language_loss(label_smoothing: float = 0.0, chunk_elements: int = CHUN
         return loss
 
     return loss_fn
+
+
+class CountedLanguageLoss(nn.Module):
+    """The loss as a layer over logits (N, T, V), of whatever targets: for counting what it costs (`count_network`)."""
+
+    def forward(self, logits: Tensor) -> Tensor:
+        targets = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
+        return build_language_loss(chunk_elements=logits.numel())(logits, targets)
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -26,6 +26,28 @@ class LanguageResult:
     top1: float
     num_tokens: int
 
+    @property
+    def score(self) -> float:
+        """Larger is better."""
+        return -self.loss
+
+    def metrics(self) -> dict[str, float]:
+        """The row of metrics.jsonl."""
+        return {
+            "top1": self.top1,
+            "eval_loss": self.loss,
+            "perplexity": self.perplexity,
+            "bits_per_byte": self.bits_per_byte,
+            "num_eval": self.num_tokens,
+        }
+
+    def sentence(self) -> str:
+        """The same for the screen."""
+        return (
+            f"{self.bits_per_byte:.3f} bits per byte, perplexity {self.perplexity:.4g}, loss {self.loss:.4f} "
+            f"on {self.num_tokens:,} held-out tokens"
+        )
+
 
 class TokenCounts:
     """Sums loss and right answers over batches of any size, on their device, without synchronising."""

@@ -12,26 +12,24 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from gpipe_cli.data.datasets import open_split
-from gpipe_cli.data.loaders import SkippedPictures, train_loader
 from gpipe_cli.errors import TrainingError
-from gpipe_cli.reporting.run_directory import one_line_if_not_written
+from gpipe_cli.training.background_saving import BackgroundSaver
 from gpipe_cli.training.batches import training_batches
 from gpipe_cli.training.evaluation import evaluate
-from gpipe_cli.training.metrics import EvalResult
 from gpipe_cli.training.networks import batch_norm_lacks_values, too_small_for_batch_norm
 from gpipe_cli.training.optimizer import set_learning_rate
-from gpipe_cli.training.state import keep_as_best, save_checkpoint
+from gpipe_cli.training.state import save_checkpoint
 
 if TYPE_CHECKING:
     from gpipe_cli.pipeline import StepResult
     from gpipe_cli.reporting.report import RunReport
     from gpipe_cli.training.session import Session
+    from gpipe_cli.training.task import Result
 
 
 @dataclass
@@ -60,7 +58,7 @@ class Outcome:
 
     steps: int
     clock: Clock
-    evaluation: EvalResult | None = None
+    evaluation: Result | None = None
     train_loss: float | None = None
     peak_memory_bytes: int = 0
 
@@ -73,25 +71,28 @@ class Trainer:
     run_dir: Path
     report: RunReport | None
     start: int = 0
-    best_top1: float | None = None
+    best_score: float | None = None
     clock: Clock = field(default_factory=Clock)
     _pending: list[tuple[int, Tensor]] = field(default_factory=list)
     _last_loss: float | None = None
-    _splits: dict[str, Any] = field(default_factory=dict)
-    _skipped: SkippedPictures | None = None
+    _saver: BackgroundSaver = field(init=False, repr=False)
 
     def run(self) -> Outcome:
-        """Train, evaluate and save to the end. Raises TrainingError when a loss or a weight is not finite."""
+        """Train, evaluate and save to the end; the last checkpoint is whole when it returns.
+
+        Raises TrainingError when a loss or a weight is not finite, CheckpointError when a checkpoint cannot be written.
+        """
         session = self.session
-        if session.pipe.is_first:
-            self._skipped = SkippedPictures(self.report.message if self.report is not None else None)
+        if self.report is not None:
+            session.task.report_to(self.report.message)
         step, evaluation = self.start, None
-        while step < session.num_steps:
-            epoch = step // session.steps_per_epoch
-            step = self._epoch(epoch, step)
-            evaluation = self._end_of_epoch(epoch, step)
-        if session.num_steps == 0:
-            evaluation = self._end_of_epoch(-1, 0)
+        with BackgroundSaver(session.groups) as self._saver:
+            while step < session.num_steps:
+                epoch = step // session.steps_per_epoch
+                step = self._epoch(epoch, step)
+                evaluation = self._end_of_epoch(epoch, step)
+            if session.num_steps == 0:
+                evaluation = self._end_of_epoch(-1, 0)
         return Outcome(
             steps=step,
             clock=self.clock,
@@ -105,34 +106,22 @@ class Trainer:
         session, config = self.session, self.session.config
         start_batch = step - epoch * session.steps_per_epoch
         num_batches = min(session.steps_per_epoch - start_batch, session.num_steps - step)
-        loader = None
-        if session.pipe.is_first:
-            loader = train_loader(
-                config.dataset,
-                session.info,
-                image_size=config.image_size,
-                batch_size=config.batch_size,
-                workers=config.workers,
-                seed=config.seed,
-                epoch=epoch,
-                start_batch=start_batch,
-                dataset=self._split("train"),
-                skipped=self._skipped,
-            )
+        loader = session.task.train_batches(epoch, start_batch) if session.pipe.is_first else None
         began = time.perf_counter()
         batches = training_batches(session.pipe, loader, num_batches, channels_last=config.channels_last)
-        for (images, labels), _ in zip(batches, range(num_batches), strict=False):
-            result = self._step(step, images, labels)
+        for (inputs, targets), _ in zip(batches, range(num_batches), strict=False):
+            result = self._step(step, inputs, targets)
             step += 1
             now = time.perf_counter()
             self.clock.add(config.batch_size, now - began, result.wait_s)
             self._log(epoch, step, now - began)
+            self._saver.check()
             began = time.perf_counter()
             if step - epoch * session.steps_per_epoch == start_batch + num_batches:
                 break
         return step
 
-    def _step(self, step: int, images: Tensor | None, labels: Tensor | None) -> StepResult:
+    def _step(self, step: int, inputs: Tensor | None, targets: Tensor | None) -> StepResult:
         session = self.session
         lr = session.lr_schedule.lr_at(step)
         set_learning_rate(session.optimizer, lr)
@@ -140,7 +129,7 @@ class Trainer:
             # Of the epochs, not of `steps`: a run that stops early has done what the whole one does until there.
             listener.set_progress(step / session.lr_schedule.num_steps)
         session.optimizer.zero_grad()
-        result = self._forward_backward(images, labels)
+        result = self._forward_backward(inputs, targets)
         self._pending.append((step + 1, result.loss))
         if session.pipe.device.type == "cpu":
             self._check_losses()  # before the update; a GPU is asked only now and then, since asking stalls it
@@ -151,9 +140,9 @@ class Trainer:
             session.average.update(step + 1)
         return result
 
-    def _forward_backward(self, images: Tensor | None, labels: Tensor | None) -> StepResult:
+    def _forward_backward(self, inputs: Tensor | None, targets: Tensor | None) -> StepResult:
         try:
-            return self.session.pipe.forward_backward(images, labels)
+            return self.session.pipe.forward_backward(inputs, targets)
         except ValueError as error:
             if not batch_norm_lacks_values(error):
                 raise
@@ -187,16 +176,19 @@ class Trainer:
             return
         self._check_losses()
         if self.report is not None:
+            samples_per_s = session.config.batch_size / step_s
             row = {
                 "step": step,
                 "epoch": epoch,
                 "loss": self._last_loss,
                 "lr": session.lr_schedule.lr_at(step - 1),
-                "samples_per_s": round(session.config.batch_size / step_s, 2),
+                "samples_per_s": round(samples_per_s, 2),
             }
+            if session.task.unit == "tokens":
+                row["tokens_per_s"] = round(samples_per_s * session.task.units_per_sample, 1)
             self.report.step(step, row)
 
-    def _end_of_epoch(self, epoch: int, step: int) -> EvalResult | None:
+    def _end_of_epoch(self, epoch: int, step: int) -> Result | None:
         session, config = self.session, self.session.config
         self._check_losses()
         last = step >= session.num_steps
@@ -207,34 +199,24 @@ class Trainer:
         if last or (whole and config.checkpoint_every and (epoch + 1) % config.checkpoint_every == 0):
             improved = evaluation is not None and self._improves(evaluation)
             if improved and evaluation is not None:
-                self.best_top1 = evaluation.top1
-            path = save_checkpoint(session, self.run_dir, step, self.best_top1)
-            if improved and session.context.is_main:
-                with one_line_if_not_written(self.run_dir / "best"):
-                    keep_as_best(path, self.run_dir)
+                self.best_score = evaluation.score
+            save_checkpoint(session, self.run_dir, step, self.best_score, is_best=improved, saver=self._saver)
         return evaluation
 
-    def _improves(self, evaluation: EvalResult) -> bool:
+    def _improves(self, evaluation: Result) -> bool:
         # A comparison with NaN is false: an epoch whose held-out loss is NaN is never the best.
-        return math.isfinite(evaluation.loss) and (self.best_top1 is None or evaluation.top1 > self.best_top1)
+        return math.isfinite(evaluation.loss) and (self.best_score is None or evaluation.score > self.best_score)
 
-    def _evaluate(self, epoch: int, step: int) -> EvalResult:
+    def _evaluate(self, epoch: int, step: int) -> Result:
         session = self.session
-        dataset = self._split("eval") if session.pipe.is_first else None
         if session.average is not None and step > 0:
             with session.average.swapped():
-                result = evaluate(session, dataset, self._skipped)
+                result = evaluate(session)
         else:
-            result = evaluate(session, dataset, self._skipped)
+            result = evaluate(session)
         if self.report is not None:
             self.report.evaluation(step, epoch, result)
         return result
-
-    def _split(self, name: Any) -> Any:
-        """A split, opened once: small data sets keep their decoded pictures from epoch to epoch."""
-        if name not in self._splits:
-            self._splits[name] = open_split(self.session.config.dataset, name, self.session.config.seed)
-        return self._splits[name]
 
 
 def peak_memory_bytes(device: torch.device) -> int:

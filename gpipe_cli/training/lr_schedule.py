@@ -1,4 +1,4 @@
-"""The learning rate of every optimizer step: linear warm-up, then timm's schedule.
+"""The learning rate of every optimizer step: linear warm-up, then timm's schedule or inverse_sqrt.py's.
 
 The rate is a pure function of the step, so a resumed run continues with the row it would have had.
 
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gpipe_cli.training.inverse_sqrt import inverse_sqrt_lr
+
 if TYPE_CHECKING:
     from timm.scheduler.scheduler import Scheduler
 
@@ -27,8 +29,8 @@ class LrSchedule:
     """Learning rate by optimizer step.
 
     Args:
-        config: kind of schedule, `warmup_epochs`, `decay_epochs` (fractions of an epoch are allowed), `decay_rate`,
-            `min_lr`.
+        config: kind of schedule, `warmup_epochs` or `warmup_steps`, `decay_epochs` (fractions of an epoch are allowed),
+            `decay_rate`, `min_lr`.
         base_lr: the rate that warm-up reaches.
         steps_per_epoch: optimizer steps an epoch, 1 or more.
         epochs: the horizon. A warm-up longer than it is a ramp that ends at `base_lr * epochs / warmup_epochs`.
@@ -38,7 +40,8 @@ class LrSchedule:
         self.base_lr = base_lr
         self.epochs = epochs
         self.num_steps = epochs * steps_per_epoch
-        self._warmup_steps = round(config.warmup_epochs * steps_per_epoch)
+        self._warmup_steps = config.warmup_steps or round(config.warmup_epochs * steps_per_epoch)
+        self._inverse_sqrt = config.name == "inverse_sqrt"
         # A minimum above the base rate must not raise the rate.
         self._min_lr = min(config.min_lr, base_lr)
         # timm moves the rate of an optimizer; this one has nothing to optimize and exists to be read.
@@ -49,6 +52,8 @@ class LrSchedule:
 
     def lr_at(self, step: int) -> float:
         """The rate of optimizer step `step`, counted from 0. Never negative, never above the base rate."""
+        if self._inverse_sqrt:
+            return max(inverse_sqrt_lr(step, self.base_lr, self._warmup_steps), self._min_lr)
         if step < self._warmup_steps:
             return self.base_lr * (step + 1) / self._warmup_steps
         self._scheduler.step_update(step - self._start)
@@ -62,7 +67,7 @@ class LrSchedule:
             # timm logs a warning for a cosine of one step; a horizon that ends with warm-up never reads it.
             length = max(self.num_steps - self._start, 2)
             return CosineLRScheduler(self._carrier, t_initial=length, lr_min=self._min_lr, t_in_epochs=False)
-        decay_rate = 1.0 if config.name == "constant" else config.decay_rate
+        decay_rate = 1.0 if config.name in ("constant", "inverse_sqrt") else config.decay_rate
         # Rounded so that 0.7 epochs of 10 steps are 7 steps, and not a hair more.
         decay_steps = round(config.decay_epochs * steps_per_epoch, 6)
         return StepLRScheduler(self._carrier, decay_t=decay_steps, decay_rate=decay_rate, t_in_epochs=False)

@@ -22,6 +22,22 @@ class EvalResult:
     loss: float
     num_samples: int
 
+    @property
+    def score(self) -> float:
+        """Larger is better."""
+        return self.top1
+
+    def metrics(self) -> dict[str, float]:
+        """The row of metrics.jsonl."""
+        return {"top1": self.top1, "top5": self.top5, "eval_loss": self.loss, "num_eval": self.num_samples}
+
+    def sentence(self) -> str:
+        """The same for the screen."""
+        return (
+            f"top-1 {100 * self.top1:5.2f} %, top-5 {100 * self.top5:5.2f} %, loss {self.loss:.4f} "
+            f"on {self.num_samples:,} held-out samples"
+        )
+
 
 class Accuracy:
     """Counts right answers and sums the loss over batches of any size, on their device, without synchronising."""

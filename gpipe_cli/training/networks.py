@@ -11,62 +11,103 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from gpipe_cli.config import stem_for
 from gpipe_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from gpipe_cli.config import ModelConfig, TrainConfig
     from gpipe_cli.pipeline import Layers
 
-SMALL_STEM_BELOW = 64  # pixels: the ImageNet stem divides the resolution by eight
 
-
-def build_network(config: ModelConfig, num_classes: int, image_size: int, seed: int) -> Layers:
+def build_network(config: ModelConfig, num_classes: int, image_size: int | None, seed: int) -> Layers:
     """The layers for `num_classes` classes and square pictures of `image_size` pixels; factories, so nothing is built.
+
+    A language model has its own number of classes, `model.vocab_size`, and no pictures.
 
     Raises ConfigError, one line, for a model setting that the network refuses.
     """
+    arguments = network_arguments(config, num_classes, image_size)
     if config.name == "module":
-        return _users_network(config, num_classes, image_size, seed)
+        return _users_network(config, arguments, seed)
     if config.aux_head and config.aux_weight == 0:
         raise ConfigError("model.aux_head", True, "has no effect with model.aux_weight=0; leave out one of them")
-    from gpipe_cli.models.amoebanet.network import amoebanet
-
-    stem = config.stem if config.stem != "auto" else "small" if image_size < SMALL_STEM_BELOW else "imagenet"
     try:
-        layers: Layers = amoebanet(
-            variant=config.variant,
-            num_layers=config.layers,
-            num_filters=config.filters,
-            num_classes=num_classes,
-            stem=stem,
-            dropout=config.dropout,
-            drop_path=config.drop_path,
-            drop_path_by_depth=config.drop_path_by_depth,
-            aux_head=config.aux_head,
-            bn_momentum=config.bn_momentum,
-            bn_eps=config.bn_eps,
-            image_size=image_size,
-            split_cells=config.split_cells,
-        )
+        layers: Layers = _built_in(config.name)(**arguments)
     except ValueError as error:
         raise ConfigError("model", config.name, str(error)) from error
     return layers
 
 
-def _users_network(config: ModelConfig, num_classes: int, image_size: int, seed: int) -> Layers:
+def _built_in(name: str) -> Callable[..., Any]:
+    if name == "transformer":
+        from gpipe_cli.models.transformer.network import transformer
+
+        return cast(Callable[..., Any], transformer)
+    from gpipe_cli.models.amoebanet.network import amoebanet
+
+    return cast(Callable[..., Any], amoebanet)
+
+
+def network_arguments(config: ModelConfig, num_classes: int, image_size: int | None) -> dict[str, Any]:
+    """Arguments of the function that gives the network's layers, `amoebanet`, `transformer` or the user's own.
+
+    The user's function gets `model.kwargs`, and `num_classes`, `image_size` (of pictures) and `seq_len` (of text) if it
+    has parameters of these names. Raises ConfigError when it cannot be found or called so.
+    """
+    if config.name == "module":
+        offered = {"num_classes": num_classes, "image_size": image_size, "seq_len": config.seq_len}
+        given = {name: value for name, value in offered.items() if value is not None}
+        return _arguments(_find(str(config.factory)), config, given)
+    if config.name == "transformer":
+        return {
+            "num_layers": config.layers,
+            "width": config.width,
+            "num_heads": config.num_heads,
+            "ff_width": config.ff_width,
+            "vocab_size": config.vocab_size,
+            "seq_len": config.seq_len,
+            "dropout": config.dropout,
+        }
+    assert image_size is not None
+    return {
+        "variant": config.variant,
+        "num_layers": config.layers,
+        "num_filters": config.filters,
+        "num_classes": num_classes,
+        "stem": stem_for(config.stem, image_size),
+        "dropout": config.dropout,
+        "drop_path": config.drop_path,
+        "drop_path_by_depth": config.drop_path_by_depth,
+        "aux_head": config.aux_head,
+        "bn_momentum": config.bn_momentum,
+        "bn_eps": config.bn_eps,
+        "image_size": image_size,
+        "split_cells": config.split_cells,
+    }
+
+
+def tied_parameters(config: ModelConfig) -> tuple[tuple[str, ...], ...]:
+    """Full names of the parameters of a network that are one and the same: the engine's `ties`."""
+    if config.name != "transformer" or not config.tied:
+        return ()
+    from gpipe_cli.models.transformer.network import TIED_SOFTMAX
+
+    ties: tuple[tuple[str, ...], ...] = TIED_SOFTMAX
+    return ties
+
+
+def _users_network(config: ModelConfig, arguments: Mapping[str, Any], seed: int) -> Layers:
     """What `model.factory` returns: an nn.Sequential, or pairs of a name and a factory (or module).
 
-    The function gets `model.kwargs`, and `num_classes` and `image_size` if it has parameters of these names. It runs
-    under the run's seed, so that every rank gets the same modules.
+    It runs under the run's seed, so that every rank gets the same modules.
     """
     import torch
 
     from gpipe_cli.pipeline.layers import named_layers
 
     factory = _find(str(config.factory))
-    arguments = _arguments(factory, config, {"num_classes": num_classes, "image_size": image_size})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers = factory(**arguments)

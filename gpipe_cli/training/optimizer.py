@@ -3,13 +3,17 @@
 The paper trains with RMSProp in TensorFlow's form (tensorflow/tpu, amoeba_net_model.py: decay 0.9, momentum 0.9,
 epsilon 1.0 inside the root, accumulator starting at one), which is timm's `rmsproptf`. Weight decay leaves
 one-dimensional parameters and biases alone, as the reference regularises convolution and linear kernels only.
+
+A layer can have a share of the rate (`layer_scales`, layer-wise decay as in BEiT). timm's `param_groups_layer_decay`
+counts the layers of the module it is given, which here is one rank's part, so the scales are computed from the names of
+all layers; the groups carry them under timm's key, `lr_scale`.
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,31 +25,34 @@ if TYPE_CHECKING:
 
 # Settings that have a key of their own, so that one value has one place.
 _OWN_KEYS = ("lr", "weight_decay", "momentum")
+_SCALE = "lr_scale"  # timm's name of a group's share of the learning rate
 
 
 def build_optimizer(
-    named_parameters: Iterable[tuple[str, torch.nn.Parameter]], config: OptimizerConfig
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+    config: OptimizerConfig,
+    scales: Mapping[str, float] | None = None,
 ) -> torch.optim.Optimizer:
-    """Build the optimizer for this rank's trainable parameters, in two groups: with and without weight decay.
+    """Build the optimizer for this rank's trainable parameters, in groups with and without weight decay.
 
     An empty list (a stage of pooling layers, or a frozen one) gives an optimizer whose steps do nothing.
-    The learning rate of every group is `config.lr` until `set_learning_rate` changes it.
+    `scales`: shares of the learning rate by layer, the first part of a parameter's name; without an entry it is 1.
+    The learning rate of every group is its share of `config.lr` until `set_learning_rate` changes it.
 
     Raises ConfigError for an unknown optimizer, an unknown option, or a value that the optimizer refuses.
     """
     from timm.optim import create_optimizer_v2  # type: ignore[attr-defined]
 
     options = _checked_options(config)
-    decayed: list[torch.nn.Parameter] = []
-    not_decayed: list[torch.nn.Parameter] = []
+    members: dict[tuple[float, float], list[torch.nn.Parameter]] = {}
     for name, parameter in named_parameters:
         if parameter.requires_grad:
             one_dimensional = parameter.ndim <= 1 or name.endswith(".bias")
-            (not_decayed if one_dimensional else decayed).append(parameter)
+            scale = (scales or {}).get(name.partition(".")[0], 1.0)
+            members.setdefault((scale, 0.0 if one_dimensional else config.weight_decay), []).append(parameter)
     groups: list[dict[str, Any]] = [
-        {"params": parameters, "weight_decay": weight_decay}
-        for parameters, weight_decay in ((decayed, config.weight_decay), (not_decayed, 0.0))
-        if parameters
+        {"params": parameters, "weight_decay": weight_decay, "lr": config.lr * scale, _SCALE: scale}
+        for (scale, weight_decay), parameters in members.items()
     ]
     if not groups:
         return torch.optim.SGD([{"params": []}], lr=config.lr)
@@ -64,9 +71,25 @@ def build_optimizer(
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every parameter group the learning rate `lr`."""
+    """Give every parameter group its share of the learning rate `lr`."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get(_SCALE, 1.0)
+
+
+def layer_scales(layer_names: Sequence[str], decay: float, heads: Collection[str] = ()) -> dict[str, float]:
+    """Share of the learning rate for every layer: `decay ** d` for the d-th layer below the head.
+
+    `layer_names`: all layers of the network that have parameters, in order, whichever rank hosts them. Those in `heads`
+    have the whole rate and are not counted. NAME followed by NAME_end, the halves of a cell that models/amoebanet has
+    split, count as one, so that the rates are those of the network with whole cells.
+    """
+    body = [name for name in layer_names if name not in heads]
+    scales: dict[str, float] = dict.fromkeys(heads, 1.0)
+    depth = 0
+    for index in reversed(range(len(body))):
+        depth += not (index + 1 < len(body) and body[index + 1] == f"{body[index]}_end")
+        scales[body[index]] = decay**depth
+    return scales
 
 
 def _checked_options(config: OptimizerConfig) -> dict[str, Any]:

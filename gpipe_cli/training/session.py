@@ -10,22 +10,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from gpipe_cli.data.datasets import prepare
-from gpipe_cli.data.info import DataInfo
 from gpipe_cli.distributed.mesh import make_mesh
-from gpipe_cli.errors import ConfigError, TrainingError
+from gpipe_cli.errors import ConfigError
 from gpipe_cli.pipeline import Layers, Pipeline, ProcessGroups
 from gpipe_cli.training.communication import from_first
 from gpipe_cli.training.ema import WeightAverage
-from gpipe_cli.training.losses import LossFn, Outputs, build_loss
 from gpipe_cli.training.lr_schedule import LrSchedule
-from gpipe_cli.training.networks import batch_norm_lacks_values, build_network, too_small_for_batch_norm
+from gpipe_cli.training.networks import batch_norm_lacks_values, too_small_for_batch_norm
 from gpipe_cli.training.optimizer import build_optimizer
+from gpipe_cli.training.rematerialization import Kept, cut_and_keep
+from gpipe_cli.training.task import Task, prepare_task
 
 if TYPE_CHECKING:
     from gpipe_cli.config import TrainConfig
+    from gpipe_cli.data.info import DataInfo
     from gpipe_cli.distributed.launch import RankContext
 
 
@@ -36,12 +35,18 @@ class Session:
     config: TrainConfig
     context: RankContext
     groups: ProcessGroups | None
-    info: DataInfo
+    task: Task
     pipe: Pipeline
+    kept: Kept | None  # with remat=auto
     optimizer: torch.optim.Optimizer
     lr_schedule: LrSchedule
     average: WeightAverage | None
     progress_listeners: tuple[Any, ...]  # modules with set_progress
+
+    @property
+    def info(self) -> DataInfo:
+        """Facts of the data."""
+        return self.task.info
 
     @property
     def steps_per_epoch(self) -> int:
@@ -62,29 +67,36 @@ def build_session(config: TrainConfig, context: RankContext) -> Session:
     """
     mesh = make_mesh(context.world_size, config.replicas)
     groups = mesh.process_groups()
-    info = from_first(groups, lambda: prepare(config.dataset, config.seed))
+    task = prepare_task(config, groups)
+    info = task.info
     if config.batch_size > info.num_train:
         problem = f"{info.name} has only {info.num_train} training samples; use at most that"
         raise ConfigError("batch_size", config.batch_size, problem)
-    layers = build_network(config.model, info.num_classes, config.image_size, config.seed)
+    layers = task.layers()
     try:
+        costs = _costs(config, context, groups, task, layers)
+        balance, kept = config.balance, None
+        if config.remat == "auto":
+            balance, kept = cut_and_keep(config, context, groups, task, layers, costs)
         pipe = Pipeline(
             layers,
             config.partitions,
             config.micro_batches,
-            loss_fn=_loss(config, info.num_classes),
-            balance=config.balance,
-            costs=_costs(config, context, groups, layers),
+            loss_fn=task.loss_fn(),
+            balance=balance,
+            costs=costs,
             schedule=config.schedule,
             remat=config.remat,
+            kept=kept.kept if kept is not None else None,
             seed=config.seed,
             device=context.device,
             autocast=torch.bfloat16 if config.precision == "bf16" else None,
+            ties=task.ties(),
             groups=groups,
             replica=mesh.replica_of(context.rank),
         )
     except ValueError as error:
-        raise _as_config_error(config, error) from error
+        raise as_config_error(config, error) from error
     if config.channels_last:
         pipe.module.to(memory_format=torch.channels_last)
     optimizer = build_optimizer(pipe.named_parameters(), config.optimizer)
@@ -93,8 +105,9 @@ def build_session(config: TrainConfig, context: RankContext) -> Session:
         config=config,
         context=context,
         groups=groups,
-        info=info,
+        task=task,
         pipe=pipe,
+        kept=kept,
         optimizer=optimizer,
         lr_schedule=LrSchedule(config.lr_schedule, config.optimizer.lr, steps_per_epoch, config.epochs),
         average=WeightAverage(pipe.module, config.ema_decay) if config.ema_decay else None,
@@ -102,27 +115,8 @@ def build_session(config: TrainConfig, context: RankContext) -> Session:
     )
 
 
-def _loss(config: TrainConfig, num_classes: int) -> LossFn:
-    """The training loss; for a user's network also a check of what the last layer returns."""
-    loss_fn = build_loss(config.label_smoothing, config.model.aux_weight)
-    if config.model.name != "module":
-        return loss_fn
-
-    def checked(outputs: Outputs, targets: Tensor) -> Tensor:
-        shapes = [tuple(out.shape) for out in ((outputs,) if isinstance(outputs, Tensor) else outputs)]
-        expected = (len(targets), num_classes)
-        if shapes not in ([expected], [expected, expected]) or (len(shapes) == 1) != isinstance(outputs, Tensor):
-            raise TrainingError(
-                f"model.factory={config.model.factory}: the last layer returns {', '.join(map(str, shapes))}; expected "
-                f"logits {expected}, one row a sample, one column a class, or a pair of them and auxiliary logits"
-            )
-        return loss_fn(outputs, targets)
-
-    return checked
-
-
 def _costs(
-    config: TrainConfig, context: RankContext, groups: ProcessGroups | None, layers: Layers
+    config: TrainConfig, context: RankContext, groups: ProcessGroups | None, task: Task, layers: Layers
 ) -> Sequence[float] | None:
     """Costs of the layers for the automatic cut; None where there is nothing to cut.
 
@@ -134,15 +128,12 @@ def _costs(
         return None
     from gpipe_cli.pipeline.profile import count_costs, measure_layers
 
-    shape = (samples, 3, config.image_size, config.image_size)
     try:
         if config.cut == "time" and automatic:
-            sample = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-            if config.channels_last:
-                sample = sample.contiguous(memory_format=torch.channels_last)
+            sample = task.sample(samples, meta=False)
             # One rank measures: the cut must be the same everywhere, and a clock never says the same twice.
             return from_first(groups, lambda: measure_layers(layers, sample, torch.device(context.device)))
-        costs = [cost.work for cost in count_costs(layers, torch.empty(shape, device="meta"))]
+        costs = [cost.work for cost in count_costs(layers, task.sample(samples, meta=True))]
         return costs if automatic else None
     except (RuntimeError, NotImplementedError, ValueError) as error:
         if isinstance(error, ValueError) and batch_norm_lacks_values(error):
@@ -155,7 +146,7 @@ def _costs(
         raise ConfigError("cut", config.cut, problem) from error
 
 
-def _as_config_error(config: TrainConfig, error: ValueError) -> ConfigError:
+def as_config_error(config: TrainConfig, error: ValueError) -> ConfigError:
     """The engine's complaint under the name that the setting has on the command line."""
     text = str(error)
     key, _, problem = text.partition(": ")
@@ -163,4 +154,6 @@ def _as_config_error(config: TrainConfig, error: ValueError) -> ConfigError:
         return ConfigError("balance", config.balance, problem)
     if key.startswith("num_partitions="):
         return ConfigError("partitions", config.partitions, problem)
+    if key.startswith("schedule="):
+        return ConfigError("schedule", config.schedule, problem)
     return ConfigError("model", config.model.factory or config.model.name, text)

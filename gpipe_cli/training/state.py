@@ -6,8 +6,7 @@ Keys are global names: "model/<layer>.<tensor>", "optimizer/<layer>.<parameter>/
 from __future__ import annotations
 
 import dataclasses
-import os
-import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,21 +14,33 @@ import torch
 
 from gpipe_cli.errors import CheckpointError, TrainingError
 from gpipe_cli.reporting.environment import versions
-from gpipe_cli.training import checkpoints
+from gpipe_cli.training import checkpoint_files, checkpoints
 from gpipe_cli.training.communication import from_all
 from gpipe_cli.training.ema import PREFIX as AVERAGE
 from gpipe_cli.training.optimizer_state import PREFIX as OPTIMIZER
 
 if TYPE_CHECKING:
+    from gpipe_cli.training.background_saving import BackgroundSaver
     from gpipe_cli.training.session import Session
 
 MODEL = "model/"
 
 
-def save_checkpoint(session: Session, run_dir: Path, step: int, best_top1: float | None) -> Path:
-    """Write `run_dir/checkpoints/step-<step>`. Collective.
+def save_checkpoint(
+    session: Session,
+    run_dir: Path,
+    step: int,
+    best_score: float | None,
+    *,
+    is_best: bool = False,
+    saver: BackgroundSaver | None = None,
+) -> Path:
+    """Write `run_dir/checkpoints/step-<step>`, and keep it in `run_dir/best/` if it is the best. Collective.
 
-    Raises TrainingError, and writes nothing, when a weight is not finite; CheckpointError when the disk refuses.
+    With a `saver`, training may go on as soon as the tensors are copied: what is saved is the state at this moment.
+
+    Raises TrainingError, and writes nothing, when a weight is not finite; CheckpointError when the disk refuses, which
+    a `saver` raises later.
     """
     _refuse_non_finite(session, step)
     pipe = session.pipe
@@ -41,16 +52,20 @@ def save_checkpoint(session: Session, run_dir: Path, step: int, best_top1: float
     facts = {
         "step": step,
         "steps_per_epoch": session.steps_per_epoch,
-        "best_top1": best_top1,
+        "best_score": best_score,
         "num_parameters": pipe.num_parameters,
         "layers": list(pipe.layer_names),
         "data": dataclasses.asdict(session.info),
         "config": dataclasses.asdict(session.config),
         "versions": versions(),
     }
-    group = session.groups.control if session.groups is not None else None
     directory = run_dir / "checkpoints"
-    return checkpoints.save(directory, step, tensors, facts, keep=session.config.keep_checkpoints, process_group=group)
+    best = run_dir / "best" if is_best else None
+    write = partial(checkpoints.save, directory, step, facts=facts, keep=session.config.keep_checkpoints, best=best)
+    if saver is None:
+        return write(tensors, process_group=session.groups.control if session.groups is not None else None)
+    saver.start(tensors, write)
+    return checkpoint_files.path_of(directory, step)
 
 
 def restore(session: Session, path: Path) -> None:
@@ -64,6 +79,10 @@ def restore(session: Session, path: Path) -> None:
     if stored_classes != list(session.info.classes):
         known, now = _classes(stored_classes), _classes(list(session.info.classes))
         raise CheckpointError(path, f"was trained on {known}, the data has {now}: resume needs the same classes")
+    stored_text, text = facts["data"].get("text_digest"), getattr(session.info, "text_digest", None)
+    if stored_text != text:
+        problem = f"was trained on text {stored_text}, the data are {text}: resume needs the same text"
+        raise CheckpointError(path, problem)
     pipe = session.pipe
     own = {MODEL + key: tensor for key, tensor in pipe.state_dict().items()}
     prefixes = tuple(f"{OPTIMIZER}{name}/" for name, _ in pipe.named_parameters())
@@ -83,29 +102,6 @@ def restore(session: Session, path: Path) -> None:
     if session.average is not None:
         session.average.load_state_dict({key: tensors[key] for key in tensors if key.startswith(AVERAGE)})
     pipe.step = facts["step"]
-
-
-def keep_as_best(checkpoint: Path, run_dir: Path) -> None:
-    """Keep a checkpoint under `run_dir/best/` as well, by hard links: the same files, no second copy. One rank."""
-    best = run_dir / "best"
-    best.mkdir(exist_ok=True)
-    temporary = best / f".tmp-{checkpoint.name}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(checkpoint, temporary, copy_function=_link_or_copy)
-    final = best / checkpoint.name
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(temporary, final)
-    for other in best.iterdir():
-        if other != final:
-            shutil.rmtree(other, ignore_errors=True)
-
-
-def _link_or_copy(source: str, target: str) -> str:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        shutil.copy2(source, target)
-    return target
 
 
 def _refuse_non_finite(session: Session, step: int) -> None:

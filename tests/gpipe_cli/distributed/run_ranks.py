@@ -6,6 +6,7 @@ Every case is a worker that meets one situation. Ranks announce themselves on st
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import signal
 import sys
@@ -46,6 +47,23 @@ def sums(context: RankContext, _: str) -> str:
 
 def big(context: RankContext, _: str) -> str:
     return "x" * 10_000_000 if context.is_main else "not this one"
+
+
+def collects(context: RankContext, _: str) -> str:
+    gc.collect()
+    return f"rank {context.rank} has collected"
+
+
+class Garbage:
+    """What a run that failed may leave. A store in its place would wait for its thread, which the ranks do not have."""
+
+    def __init__(self) -> None:
+        gc.disable()  # it is to be there still when the ranks are forked
+        self.itself, self.home = self, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.home:
+            os.write(1, b"collected by a rank\n")
 
 
 def bug(context: RankContext, _: str) -> None:
@@ -114,6 +132,8 @@ def main() -> int:
         )
         if start_method:
             plan = dataclasses.replace(plan, start_method=start_method)
+        if case == "collects":
+            Garbage()
         for _ in range(times):
             result = launch(globals()[case], "payload", plan)
     except GpipeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,27 @@ class TestAvailableCores:
     def test_the_first_version_of_control_groups_counts_too(self, tmp_path: Path) -> None:
         files = {"cpu/pod/cpu.cfs_quota_us": "400000", "cpu/pod/cpu.cfs_period_us": "100000"}
         assert cgroup(tmp_path, "5:cpu,cpuacct:/pod\n3:memory:/pod\n", {**files, "cpu/cpu.cfs_quota_us": "-1"}) == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
+@pytest.mark.parametrize(
+    ("membership", "file", "text", "expected"),
+    [
+        ("0::/pod/job\n", "pod/memory.max", "3000000", 3_000_000),
+        ("0::/pod/job\n", "pod/memory.max", "max", 8_192_000),
+        ("0::/host/only\n", "memory.max", "2000000", 2_000_000),
+        ("3:memory:/pod\n", "memory/pod/memory.limit_in_bytes", "1000000", 1_000_000),
+        ("3:memory:/pod\n", "memory/memory.limit_in_bytes", str(2**63 - 4096), 8_192_000),
+    ],
+)
+def test_memory_is_what_is_built_in_or_what_the_control_groups_allow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, membership: str, file: str, text: str, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2000}.__getitem__)
+    for path, content in ((tmp_path / "proc/self/cgroup", membership), (tmp_path / "sys" / file, text)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    assert devices.total_memory_bytes(tmp_path / "proc", tmp_path / "sys") == expected
 
 
 def test_counting_gpus_leaves_cuda_uninitialised() -> None:

@@ -91,6 +91,10 @@ def test_fewer_ranks_than_partitions_can_be_asked_for() -> None:
     assert "rank 0 of 2 (cpu): sum 1" in run("sums", "partitions=4", "ranks=2").stdout
 
 
+def test_what_an_earlier_run_left_behind_is_not_collected_by_the_ranks() -> None:
+    assert run("collects").stdout == "rank 0 has collected\n"
+
+
 def test_a_result_larger_than_a_pipe_comes_back_whole() -> None:
     assert run("big").stdout == "10000000 characters\n"
 

@@ -51,6 +51,13 @@ def rows(directory: Path, kind: str) -> list[dict[str, str]]:
     return [row for row in read(directory, TABLE) if row["kind"] == kind]
 
 
+def test_other_classes_or_samples_of_a_data_set_have_a_row_of_their_own(tmp_path: Path) -> None:
+    whole = config()
+    for part in ({}, {"classes": ("0", "1")}, {"classes": ("1", "0")}, {"samples_per_class": 10}):
+        add(tmp_path, dataclasses.replace(whole, dataset=dataclasses.replace(whole.dataset, **part)))
+    assert len(rows(tmp_path, "measured")) == 4
+
+
 def test_papers_rows_stand_there_with_their_source(tmp_path: Path) -> None:
     add(tmp_path, config())
     reported = rows(tmp_path, "reported")

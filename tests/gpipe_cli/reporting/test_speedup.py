@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpipe_cli.reporting.speedup import Speed, _ours, plot_speedup
+from gpipe_cli.reporting.paper import TABLE2
+from gpipe_cli.reporting.speedup import Speed, _ours, _reported, plot_speedup
 
 SPEEDS = [
     Speed(curve="remat full", partitions=k, micro_batches=m, samples_per_s=10.0 * k * m) for k in (1, 2) for m in (1, 4)
@@ -23,3 +24,9 @@ def test_it_is_drawn_when_there_are_two_numbers_of_partitions(tmp_path: Path) ->
 def test_there_is_no_picture_without_anything_to_compare(tmp_path: Path) -> None:
     assert not plot_speedup(tmp_path / "speedup.png", SPEEDS[:2], "title")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_reported_beside_ours_is_that_of_the_network(tmp_path: Path) -> None:
+    assert _reported(TABLE2, "transformer")[32] == [(2, 1.8), (4, 3.4), (8, 6.3)]
+    assert _reported(TABLE2, "amoebanet")[32] == [(2, 1.21), (4, 1.84), (8, 3.48)]
+    assert plot_speedup(tmp_path / "speedup-text.png", SPEEDS, "title", "transformer")

@@ -27,7 +27,7 @@ def test_our_row_stands_behind_the_papers_and_torchgpipes(tmp_path: Path) -> Non
 def test_the_page_shows_milliseconds_and_percent(tmp_path: Path) -> None:
     update_throughput(tmp_path, ROW)
     line = (tmp_path / "throughput.md").read_text().splitlines()[-1]
-    assert "| 6.82 | 4692 |" in line
+    assert "| 6.82 |  | 4692 |" in line
     assert "| 10.00 12.00 |" in line
 
 
@@ -43,3 +43,17 @@ def test_numbers_a_rank_are_one_cell() -> None:
     assert per_rank([1, None]) is None
     assert per_rank(None) is None
     assert each(megabytes)("1000000 2500000") == "1 2.5"
+
+
+def test_the_announcements_transformer_is_among_what_is_reported(tmp_path: Path) -> None:
+    update_throughput(tmp_path, ROW)
+    [claim] = [row for row in read(tmp_path, TABLE) if row["speedup"] == "11.0"]
+    assert (claim["model"], claim["layers"]) == ("transformer", "156")
+    assert (claim["partitions"], claim["device"]) == ("16", "TPUv3")
+    assert claim["speedup_over"] == "not stated"
+    assert "announcement" in claim["source"]
+
+
+def test_text_is_shown_in_tokens(tmp_path: Path) -> None:
+    update_throughput(tmp_path, {**ROW, "image_size": None, "seq_len": 128, "tokens_per_s": 873.0})
+    assert "| 6.82 | 873 | 4692 |" in (tmp_path / "throughput.md").read_text().splitlines()[-1]

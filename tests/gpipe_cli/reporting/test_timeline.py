@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpipe_cli.pipeline.schedule import Event, Operation, OperationKind, make_schedule
+from gpipe_cli.pipeline.policies import make_schedule
+from gpipe_cli.pipeline.schedule import Event, Operation, OperationKind
 from gpipe_cli.reporting.timeline import draw_timeline, idle_fraction, write_trace
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from gpipe_cli.training.evaluation import evaluate
+from gpipe_cli.training.picture_task import PictureTask
 from gpipe_cli.training.session import Session
 
 # The picture says which class the network will answer: its first pixel, 0..2 of three classes.
@@ -40,9 +41,10 @@ class Asked(torch.utils.data.Dataset[Any]):
 
 def count(make_session: Callable[..., Session], words: tuple[str, ...]) -> dict[str, Any]:
     session = make_session(*words, "dataset.num_classes=3", "dataset.mean=[0,0,0]", "dataset.std=[1,1,1]", base=())
-    session = dataclasses.replace(session, info=dataclasses.replace(session.info, num_eval=11))
+    task = PictureTask(session.config, dataclasses.replace(session.info, num_eval=11))
+    task.splits["eval"] = Asked()
     before = torch.random.get_rng_state()
-    result = dataclasses.asdict(evaluate(session, Asked() if session.pipe.is_first else None, None))
+    result = dataclasses.asdict(evaluate(dataclasses.replace(session, task=task)))  # type: ignore[call-overload]
     assert torch.equal(before, torch.random.get_rng_state())
     return result
 

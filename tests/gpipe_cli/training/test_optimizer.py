@@ -10,7 +10,7 @@ from torch import nn
 
 from gpipe_cli.config import OptimizerConfig
 from gpipe_cli.errors import ConfigError
-from gpipe_cli.training.optimizer import build_optimizer, set_learning_rate
+from gpipe_cli.training.optimizer import build_optimizer, layer_scales, set_learning_rate
 
 
 def config(name: str, **settings: Any) -> OptimizerConfig:
@@ -125,3 +125,36 @@ def test_what_an_optimizer_cannot_take_is_one_line(settings: dict[str, Any], tex
     with pytest.raises(ConfigError, match=text) as caught:
         build_optimizer(nn.Linear(2, 2).named_parameters(), config(**settings))
     assert "\n" not in str(caught.value)
+
+
+LAYERS = ("stem", "normal_0", "normal_0_end", "aux_head", "normal_1", "classifier")
+
+
+def test_each_layer_below_the_head_has_a_smaller_share_of_the_rate() -> None:
+    scales = layer_scales(LAYERS, 0.5, heads=("aux_head", "classifier"))
+    # The halves of a cell count as one, as in the network with whole cells.
+    assert scales == {
+        "classifier": 1.0, "aux_head": 1.0, "normal_1": 0.5, "normal_0_end": 0.25, "normal_0": 0.25, "stem": 0.125,
+    }  # fmt: skip
+    whole = layer_scales([name for name in LAYERS if not name.endswith("_end")], 0.5, heads=("aux_head", "classifier"))
+    assert whole == {name: scale for name, scale in scales.items() if not name.endswith("_end")}
+
+
+def test_the_share_of_a_layer_multiplies_every_rate_of_the_schedule() -> None:
+    parameters = {
+        name: nn.Parameter(torch.ones(shape))
+        for name, shape in (("low.weight", (2, 2)), ("low.bias", (2,)), ("head.weight", (2, 2)))
+    }
+    optimizer = build_optimizer(parameters.items(), config("sgd", momentum=0.0, weight_decay=0.5), {"low": 0.25})
+    names = {parameter: name for name, parameter in parameters.items()}
+
+    def rates() -> dict[str, tuple[float, float]]:
+        return {
+            names[parameter]: (group["lr"], group["weight_decay"])
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+
+    assert rates() == {"low.weight": (0.025, 0.5), "low.bias": (0.025, 0.0), "head.weight": (0.1, 0.5)}
+    set_learning_rate(optimizer, 0.8)
+    assert rates() == {"low.weight": (0.2, 0.5), "low.bias": (0.2, 0.0), "head.weight": (0.8, 0.5)}

@@ -12,8 +12,9 @@ import torch
 
 from gpipe_cli.errors import CheckpointError, TrainingError
 from gpipe_cli.training import checkpoints
+from gpipe_cli.training.picture_task import PictureTask
 from gpipe_cli.training.session import Session
-from gpipe_cli.training.state import keep_as_best, restore, save_checkpoint
+from gpipe_cli.training.state import restore, save_checkpoint
 
 MakeSession = Callable[..., Session]
 
@@ -45,7 +46,7 @@ def test_a_fresh_session_goes_on_as_the_saved_one(make_session: MakeSession, gpi
     assert gpipe.same_tensors(held(second), held(first))
     assert gpipe.same_tensors(held(train_a_step(second)), held(train_a_step(first)))
     facts = checkpoints.load_facts(path)
-    assert (facts["step"], facts["best_top1"], facts["steps_per_epoch"]) == (1, 0.25, 2)
+    assert (facts["step"], facts["best_score"], facts["steps_per_epoch"]) == (1, 0.25, 2)
 
 
 def test_weights_load_strictly_into_the_plain_network(make_session: MakeSession, tmp_path: Path) -> None:
@@ -89,16 +90,21 @@ def test_other_classes_are_refused_by_their_names(make_session: MakeSession, tmp
     path = save_checkpoint(session, tmp_path, 1, None)
     renamed = dataclasses.replace(session.info, classes=("cat", *session.info.classes[1:]))
     with pytest.raises(CheckpointError, match=r"was trained on 10 classes \(class0, .*the data has 10 classes \(cat, "):
-        restore(dataclasses.replace(session, info=renamed), path)
+        restore(dataclasses.replace(session, task=PictureTask(session.config, renamed)), path)
 
 
 def test_the_best_is_kept_once_and_survives_the_checkpoints(make_session: MakeSession, tmp_path: Path) -> None:
     session = make_session("keep_checkpoints=1")
-    keep_as_best(save_checkpoint(session, tmp_path, 1, None), tmp_path)
-    second = save_checkpoint(session, tmp_path, 2, None)
+    save_checkpoint(session, tmp_path, 1, None, is_best=True)
+    save_checkpoint(session, tmp_path, 2, None)
     best = tmp_path / "best" / "step-00000001"
     checkpoints.check_whole(best)
     assert checkpoints.resolve(best) == best
-    keep_as_best(second, tmp_path)
-    keep_as_best(second, tmp_path)
-    assert [path.name for path in (tmp_path / "best").iterdir()] == ["step-00000002"]
+    assert not (tmp_path / "checkpoints" / best.name).exists()
+    (tmp_path / "best" / ".tmp-step-00000009").mkdir()  # left by a run that was killed
+    (tmp_path / "best" / "notes.txt").touch()
+    for _ in range(2):
+        save_checkpoint(session, tmp_path, 3, None, is_best=True)
+        assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["notes.txt", "step-00000003"]
+    data = "step-00000003/__0_0.distcp"
+    assert (tmp_path / "best" / data).samefile(tmp_path / "checkpoints" / data)
