@@ -52,6 +52,36 @@ COMMANDS = (
         notes=(
             "exit codes: 0 all rows measured, but for those that cannot be (a line says why); 1 a row failed or ran "
             "out of memory; 2 refused, or no row can be measured",
+            "model=transformer is measured on tokens; with a suite it is the paper's own, and the rows its columns",
+        ),
+    ),
+    Command(
+        name="transfer",
+        summary="fine-tune a trained network on other pictures: a new head on its body",
+        module="gpipe_cli.commands.transfer",
+        examples=(
+            ("dataset=cifar100 checkpoint=results/runs/RUN", "any run, checkpoint or exported safetensors file"),
+            ("dataset=folder dataset.path=photos seeds=5", "the newest run of gpipe train; five runs, mean and spread"),
+            ("dataset=cifar100 checkpoint=scratch", "the same without what was learnt before, to compare with"),
+        ),
+        notes=(
+            "the head, the last layer with parameters (and the auxiliary one), begins anew; the rest is loaded bit for "
+            "bit: a run with ema_decay gives its averaged weights, which it was evaluated with. A checkpoint brings "
+            "its network along; model.KEY=VALUE changes what training may (dropout, drop_path)",
+        ),
+    ),
+    Command(
+        name="eval",
+        summary="evaluate a checkpoint, export its weights, or let a language model write on",
+        module="gpipe_cli.commands.eval",
+        examples=(
+            ("checkpoint=results/runs/RUN partitions=1", "accuracy by class on the held-out samples, uncut"),
+            ("export=model.safetensors", "the newest run's weights as a file that a plain nn.Sequential loads"),
+            ('prompt="Once upon a time" temperature=0.5', "text from the newest run of a language model"),
+        ),
+        notes=(
+            "the checkpoint brings the network, the data set and the class names of its run; only what is listed here "
+            "can be changed. Exit codes: 0 done, 1 failed on the way, 2 refused, nothing written",
         ),
     ),
     Command(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpipe_cli.checks import check_model
+from gpipe_cli.checks import check_made_up_input, check_model
 from gpipe_cli.config import ModelConfig, OptimizerConfig
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.fields import about, one_or_more, setting
@@ -25,9 +25,9 @@ class BenchConfig:
     micro_batches: tuple[int, ...] | None = one_or_more(
         "parts of a mini-batch (the paper's M); null: the suite's, or [1,4,8]", at_least=1
     )
-    remat: tuple[Literal["full", "except_last", "none"], ...] | None = one_or_more(
+    remat: tuple[Literal["full", "except_last", "none", "auto"], ...] | None = one_or_more(
         "re-materialization: recompute activations in the backward pass to save memory; "
-        "null: the suite's, or [full,none]"
+        "auto: keep what fits into memory_gb, recompute the rest; null: the suite's, or [full,none]"
     )
     schedule: tuple[Literal["gpipe", "1f1b", "interleaved"], ...] = one_or_more(
         "order of the micro-batches in the pipeline"
@@ -39,8 +39,12 @@ class BenchConfig:
     batch_size: int | None = setting(
         "samples in a mini-batch, one optimizer step; null: the suite's, or 32", at_least=1
     )
-    image_size: int = setting("height and width of the input in pixels", at_least=1)
-    num_classes: int = setting("classes of the generated labels", at_least=2)
+    image_size: int | None = setting(
+        "height and width of the input in pixels; null: the suite's, or 64; text has none", at_least=1
+    )
+    num_classes: int | None = setting(
+        "classes of the generated labels; null: 1000; a Transformer's are its tokens", at_least=2
+    )
     steps: int = setting("measured optimizer steps of a row", at_least=1)
     warmup_steps: int = setting("steps before them, which do not count", at_least=2)
     rounds: int = setting("parts that a row's steps are measured in, in turn with the rows beside it", at_least=1)
@@ -52,7 +56,11 @@ class BenchConfig:
     ranks: int | None = setting("processes; null: one per partition on CPU, at most one per GPU on CUDA", at_least=1)
     threads: int | None = setting("CPU threads of each rank; null: the cores shared out", at_least=1)
     channels_last: bool = setting("channels-last memory format, faster for convolutions")
-    memory_gb: float | None = setting("GPU memory that each rank may use, in GB; null: all of it", above=0)
+    memory_gb: float | None = setting(
+        "memory that each rank may use, in GB: a limit on GPUs; on a CPU only what remat=auto keeps depends on it; "
+        "null: what is free on its GPU, on a CPU the machine's shared out",
+        above=0,
+    )
     trace: bool = setting("draw what every rank did when: a picture and a Perfetto trace for each row")
     results_dir: str = setting("folder of the tables, the speed-up plot and of runs/")
     run_dir: str | None = setting("folder of the traces; null: a new one below results_dir/runs")
@@ -64,6 +72,7 @@ class BenchConfig:
 
 
 def _check(config: BenchConfig) -> None:
+    check_made_up_input(config.model, config.image_size, config.num_classes)
     check_model(config.model, config.image_size)
     if config.rounds > config.steps:
         problem = f"there are only steps={config.steps} to divide; use rounds={config.steps} or less, or more steps"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpipe_cli.checks import check_model
+from gpipe_cli.checks import check_made_up_input, check_model
 from gpipe_cli.config import ModelConfig, OptimizerConfig
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.fields import about, setting
@@ -50,8 +50,10 @@ class PlanConfig:
     accelerators: int = setting("the most that partitions=auto may use; on the CPU, no more than its cores", at_least=1)
     threads: int | None = setting("CPU threads of each rank, hardware=cpu only; null: the cores shared out", at_least=1)
     batch_size: int = setting("samples in a mini-batch, one optimizer step", at_least=1)
-    image_size: int = setting("height and width of the input in pixels", at_least=1)
-    num_classes: int = setting("classes of the classifier", at_least=1)
+    image_size: int | None = setting("height and width of the input in pixels; null: 224; text has none", at_least=1)
+    num_classes: int | None = setting(
+        "classes of the classifier; null: 1000; a Transformer's are its tokens", at_least=1
+    )
     precision: Literal["fp32", "bf16"] = setting("bf16: automatic mixed precision, weights stay fp32")
     remat: Literal["full", "except_last", "none", "auto"] = setting(
         "re-materialization: recompute activations in the backward pass; auto: keep what fits, recompute the rest"
@@ -69,6 +71,7 @@ class PlanConfig:
 
     def check(self) -> None:
         """Raises ConfigError for the first pair of settings in conflict."""
+        check_made_up_input(self.model, self.image_size, self.num_classes)
         check_model(self.model, self.image_size)
         if self.suite is not None:
             self._check_suite()

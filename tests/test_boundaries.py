@@ -19,7 +19,14 @@ if sys.version_info >= (3, 11):
 ROOT = Path(__file__).parents[1]
 
 # What everybody may import, except the engine and the models, which know nothing of the rest.
-SHARED = ("gpipe_cli.errors", "gpipe_cli.config", "gpipe_cli.config_bench", "gpipe_cli.config_plan")
+SHARED = (
+    "gpipe_cli.errors",
+    "gpipe_cli.config",
+    "gpipe_cli.config_bench",
+    "gpipe_cli.config_eval",
+    "gpipe_cli.config_plan",
+    "gpipe_cli.config_transfer",
+)
 # What stands between the commands and the engine.
 WORK = ("gpipe_cli.pipeline", "gpipe_cli.data", "gpipe_cli.reporting", "gpipe_cli.distributed")
 # What each package may import of the project, besides itself. The package with the longest matching name counts.
@@ -43,19 +50,36 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "gpipe_cli.planning",
         "gpipe_cli.resume",
     ),
+    "gpipe_cli.gpu_check": (
+        *SHARED,
+        *WORK,
+        "gpipe_cli.training",
+        "gpipe_cli.benchmark",
+        "gpipe_cli.planning",
+        "gpipe_cli.compose",
+    ),
     "gpipe_cli.resume": (*SHARED, "gpipe_cli.catalogue", "gpipe_cli.overrides", "gpipe_cli.reporting.run_directory"),
+    "gpipe_cli.pretrained": (
+        *SHARED,
+        "gpipe_cli.catalogue",
+        "gpipe_cli.overrides",
+        "gpipe_cli.reporting.run_directory",
+    ),
 }
 VERSION = ("gpipe_cli", "gpipe_cli.__version__")
 # What each package may import from outside the standard library, where that is limited.
 OUTSIDE: dict[str, tuple[str, ...]] = {
     "gpipe_cli.pipeline": ("torch",),
     "gpipe_cli.pipeline.schedule": (),
+    "gpipe_cli.pipeline.policies": (),
+    "gpipe_cli.pipeline.validation": (),
     "gpipe_cli.pipeline.simulate": (),
     "models": ("torch", "timm.layers"),
     "gpipe_cli.errors": (),
     "gpipe_cli.data.info": (),
     "gpipe_cli.reporting.run_directory": ("yaml", "omegaconf"),
     "gpipe_cli.resume": (),
+    "gpipe_cli.pretrained": ("hydra",),
 }
 # Everything that sits in gpipe_cli itself belongs to the command line, which answers before torch could be imported.
 COMMAND_LINE_OUTSIDE = ("hydra", "omegaconf", "yaml")

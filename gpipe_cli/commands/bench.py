@@ -109,10 +109,11 @@ class Bench:
     def _explanation(self) -> list[str]:
         config, case = self._config, self._groups[0][0]
         model = case.model
-        size = f" ({model.layers}, {model.filters})" if model.name == "amoebanet" else ""
+        size = {"amoebanet": f" ({model.layers}, {model.filters})", "transformer": f" of {model.layers} blocks"}
+        sample = f"input {case.image_size}" if case.seq_len is None else f"sequences of {case.seq_len} tokens"
         rounds = f"{config.steps} steps in {config.rounds} rounds" if config.rounds > 1 else f"{config.steps} steps"
         return [
-            f"{network_name(model)}{size}, input {case.image_size}, batch {case.batch_size}, {config.precision}, "
+            f"{network_name(model)}{size.get(model.name, '')}, {sample}, batch {case.batch_size}, {config.precision}, "
             f"{config.optimizer.name}; {self._origin.machine}",
             "a step: forward, backward and update of one mini-batch, all ranks from start to end; median (quartiles)",
             f"of {rounds} after {config.warmup_steps} that warm up; speed-up over "
@@ -144,8 +145,8 @@ class Bench:
         comparison = compare(result, others)
         if self._config.suite in (None, "table1"):
             return comparison
-        # The table's own reference, its first row, was measured earlier.
-        first = self._measured[0] if self._measured else result
+        # The table's own reference, its first row of the network, was measured earlier.
+        first = next((earlier for earlier in self._measured if earlier.case.model == result.case.model), result)
         return dataclasses.replace(
             comparison,
             speedup=result.samples_per_s / first.samples_per_s,
@@ -188,9 +189,10 @@ class Bench:
             for result in self._measured
             if (case := result.case).name is None
         ]
-        path = self._results_dir / "speedup.png"
+        text = self._groups[0][0].seq_len is not None
+        path = self._results_dir / ("speedup-text.png" if text else "speedup.png")
         with one_line_if_not_written(path):
-            if plot_speedup(path, speeds, self._explanation()[0]):
+            if plot_speedup(path, speeds, self._explanation()[0], "transformer" if text else "amoebanet"):
                 print(f"plot     {path}")
 
 

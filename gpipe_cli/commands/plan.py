@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shlex
 import sys
 from pathlib import Path
@@ -21,6 +22,8 @@ def run(config: PlanConfig) -> int:
     from gpipe_cli.planning.text import describe, suggest
 
     planner = make_planner(config)
+    # A plan is many small objects, and the collector would look through all of torch's again and again.
+    gc.freeze()
     automatic = "auto" in (config.partitions, config.micro_batches)
     plan = best(planner) if automatic else planner.evaluate(planner.first_choice())
     lines = describe(config, plan, planner.bytes_per_parameter)

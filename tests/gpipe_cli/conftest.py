@@ -127,6 +127,10 @@ class Gpipe:
 
     def train(self, folder: Path, *words: str, **environ: str) -> Ended:
         """`gpipe train` with these words typed in `folder`, in this process (ranks are forked from it)."""
+        return self.run("train", folder, *words, **environ)
+
+    def run(self, command: str, folder: Path, *words: str, **environ: str) -> Ended:
+        """The same for any command."""
         folder.mkdir(parents=True, exist_ok=True)
         out, err = (folder.with_name(f"{folder.name}-{name}-{next(self._number)}") for name in ("out", "err"))
         path_before, here = list(sys.path), Path.cwd()
@@ -138,7 +142,7 @@ class Gpipe:
             os.chdir(folder)
             try:
                 with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-                    exit_code = main(["train", *words])
+                    exit_code = main([command, *words])
             finally:
                 os.chdir(here)
                 sys.path[:] = path_before

@@ -26,6 +26,10 @@ from gpipe_cli.errors import ConfigError
             "balance=[2,2] partitions=2 cut=time",
             "cut=time: is the cost for the automatic balance; leave out either cut or balance",
         ),
+        (
+            "remat=none memory_gb=8",
+            "memory_gb=8: is what remat=auto fills, but remat=none; add remat=auto, or leave memory_gb out",
+        ),
         ("ranks=3 partitions=2", "ranks=3: there is work for partitions=2 ranks only; use ranks=2 or less"),
         ("model=module", "model.factory=null: model=module needs model.factory=package.module:function"),
         ("model=module model.factory=mine", "model.factory=mine: expected package.module:function"),

@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import pytest
 
+from gpipe_cli.catalogue import choices_with_key, group_choices
 from gpipe_cli.compose import compose, load
 from gpipe_cli.errors import ConfigError
+
+DATASETS = ", ".join(group_choices()["dataset"])
+CHOICES = {group: ", ".join(choices) for group, choices in group_choices().items()}
+WITH_A_PATH = ", ".join(f"dataset={name}" for name in choices_with_key("dataset", "path"))
 
 
 def refusal(*words: str) -> str:
@@ -43,22 +48,21 @@ def test_a_misspelt_key_is_refused_with_the_nearest_one(words: str, line: str) -
     [
         (
             "model=amobanet",
-            "model=amobanet: choose one of amoebanet, amoebanet_b, amoebanet_d, module; did you mean amoebanet?",
+            f"model=amobanet: choose one of {CHOICES['model']}; did you mean amoebanet?",
         ),
-        ("model=null", "model=null: choose one of amoebanet, amoebanet_b, amoebanet_d, module"),
-        ("dataset={}", "dataset={}: choose one of cifar10, cifar100, digits, folder, imagenet, synthetic"),
+        ("model=null", f"model=null: choose one of {CHOICES['model']}"),
+        ("dataset={}", f"dataset={{}}: choose one of {DATASETS}"),
         (
             "lr_schedule=[step]",
-            "lr_schedule=[step]: choose one of constant, cosine, exponential, step; did you mean step?",
+            f"lr_schedule=[step]: choose one of {CHOICES['lr_schedule']}; did you mean step?",
         ),
         ("+model=amoebanet", "+model=amoebanet: write model=amoebanet, without the +"),
         ("+partitions=2", "+partitions=2: the key exists; write partitions=2, without the +"),
         (
             "dataset.name=folder",
-            "dataset.name=folder: choose by dataset=NAME, "
-            "one of cifar10, cifar100, digits, folder, imagenet, synthetic",
+            f"dataset.name=folder: choose by dataset=NAME, one of {DATASETS}",
         ),
-        ("optimizer.name=lamb", "optimizer.name=lamb: choose by optimizer=NAME, one of adamw, rmsprop, sgd, timm"),
+        ("optimizer.name=lamb", f"optimizer.name=lamb: choose by optimizer=NAME, one of {CHOICES['optimizer']}"),
         (
             "optimizer=timm",
             "optimizer.name=null: needs text: timm's name of the optimizer; "
@@ -75,8 +79,7 @@ def test_a_wrong_choice_of_a_group_is_refused_with_the_choices(words: str, line:
     [
         (
             "dataset.path=photos",
-            "dataset.path=photos: dataset=digits does not use it; "
-            "it belongs to dataset=cifar10, dataset=cifar100, dataset=folder, dataset=imagenet",
+            f"dataset.path=photos: dataset=digits does not use it; it belongs to {WITH_A_PATH}",
         ),
         ("model.factory=a:b", "model.factory=a:b: model=amoebanet does not use it; it belongs to model=module"),
         ("model.kwargs.x=1", "model.kwargs.x=1: model=amoebanet does not use it; it belongs to model=module"),
@@ -153,3 +156,18 @@ def test_composing_writes_nothing(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     compose("train", ["partitions=2"])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["bench", "plan"])
+def test_a_transformer_is_costed_with_its_own_optimizer_unless_another_is_chosen(command: str) -> None:
+    assert load(command, ["model=transformer"]).optimizer.name == "adam"
+    assert load(command, ["model=transformer_8b"]).optimizer.name == "adam"
+    assert load(command, ["model=transformer", "optimizer=rmsprop"]).optimizer.name == "rmsproptf"
+    assert load(command, []).optimizer.name == "rmsproptf"
+
+
+def test_in_a_table_of_the_paper_the_transformer_is_the_papers() -> None:
+    model = load("bench", ["suite=table2", "model=transformer", "model.layers=4"]).model
+    assert (model.layers, model.width) == (4, 2048)
+    assert load("bench", ["model=transformer"]).model.width == 128
+    assert load("bench", ["suite=table2", "model=transformer_282m"]).model.layers == 3

@@ -25,7 +25,7 @@ def test_one_value_is_a_list_of_one() -> None:
 @pytest.mark.parametrize("suite", group_choices("bench")["suite"])
 def test_every_suite_composes(suite: str) -> None:
     config = load("bench", [f"suite={suite}"])
-    assert (config.suite, config.image_size, config.baseline) == (suite, 224, None)
+    assert (config.suite, config.baseline) == (suite, None)
     assert (config.model.layers, config.model.filters) == (18, 256)
 
 

@@ -70,6 +70,12 @@ def test_every_knob_is_in_the_files_and_read_by_the_work():
     (["suite=table1", "partitions=4"], "partitions=4: suite=table1 sets it for every row; leave one of them out"),
     (["suite=table1", "hardware=p40"], "hardware=p40: suite=table1 sets it for every row; leave one of them out"),
     (["suite=table1", "model.layers=5"], "model=amoebanet: suite=table1 sets it for every row; leave one of them out"),
+    (["model=transformer", "image_size=64"], "image_size=64: model=transformer reads text of model.seq_len=128 tokens, "
+     "no pictures; leave it out"),
+    (["model=transformer", "num_classes=10"], "num_classes=10: model=transformer tells model.vocab_size=256 tokens "
+     "apart; leave it out"),
+    (["suite=table2", "model=transformer"], "model=transformer: suite=table2 sets it for every row; leave one of them "
+     "out"),
     (["dataset=digits"], "dataset=digits: unknown key; gpipe plan --help lists the keys"),
     (["suite=table1", "baseline=null"], "baseline=null: unknown key; gpipe plan --help lists the keys"),
 ])  # fmt: skip

@@ -53,6 +53,14 @@ def test_another_number_of_partitions_leaves_the_old_cut_behind(run_dir: Path) -
     assert load("train", [f"resume={run_dir}", "partitions=2", "balance=[3,3]"]).balance == (3, 3)
 
 
+def test_another_remat_leaves_the_budget_of_auto_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_dir = make_run(Path("run"), *OWN, "remat=auto", "memory_gb=8")
+    assert load("train", [f"resume={run_dir}"]).memory_gb == 8
+    assert load("train", [f"resume={run_dir}", "memory_gb=9"]).memory_gb == 9
+    assert load("train", [f"resume={run_dir}", "remat=full"]).memory_gb is None
+
+
 def test_the_size_of_the_pictures_may_be_typed_either_way(run_dir: Path) -> None:
     for word in ("image_size=24", "dataset.image_size=24"):
         assert load("train", [f"resume={run_dir}", word]).image_size == 24

@@ -72,6 +72,28 @@ def test_rows_baselines_tables_plot_and_traces(capfd, monkeypatch) -> None:
     assert Path("traces/config.yaml").exists()
 
 
+def test_a_transformer_is_measured_in_tokens_beside_every_baseline(capfd, monkeypatch) -> None:
+    monkeypatch.setattr("gpipe_cli.distributed.devices.available_cores", lambda: 1)
+    tiny = ["batch_size=8", "steps=2", "rounds=2", "threads=1", "device=cpu", "progress=plain", "model.layers=2"]
+    words = ["model=transformer", *tiny, "model.width=16", "model.ff_width=32", "model.seq_len=12"]
+    assert main(["bench", *words, "partitions=[1,2]", "micro_batches=4", "remat=full"]) == 0
+    out = capfd.readouterr().out
+    assert "transformer of 2 blocks, sequences of 12 tokens, batch 8, fp32, adam;" in out
+    rows = {(row["baseline"], row["partitions"]): row for row in ours("throughput")}
+    assert rows.keys() == {("", "1"), ("", "2"), ("single", "1"), ("naive", "2"), ("torch", "2")}
+    for row in rows.values():
+        assert (row["model"], row["layers"], row["filters"], row["image_size"]) == ("transformer", "2", "", "")
+        assert (row["seq_len"], row["layout"], row["optimizer"]) == ("12", "", "adam")
+        assert float(row["tokens_per_s"]) == pytest.approx(12 * float(row["samples_per_s"]), rel=1e-3)
+        assert row["num_parameters"] == rows["single", "1"]["num_parameters"]
+    assert all(float(rows["", "2"][name]) > 0 for name in ("ratio_single", "ratio_naive", "ratio_torch", "speedup"))
+    assert rows["torch", "2"]["balance"] == rows["", "2"]["balance"]
+    memory = {(row["baseline"], row["partitions"]): row for row in ours("memory")}
+    assert int(memory["", "1"]["activation_bytes"]) < int(memory["single", "1"]["activation_bytes"])
+    assert Path("results/speedup-text.png").stat().st_size > 1000
+    assert not Path("results/speedup.png").exists()
+
+
 def test_measuring_again_replaces_the_rows(capfd) -> None:
     words = ["bench", *TINY, "partitions=1", "micro_batches=2", "remat=none", "baseline=null"]
     assert main(words) == 0
@@ -111,6 +133,18 @@ def test_a_failed_row_makes_the_exit_code_1_and_the_rest_goes_on(capfd, tmp_path
         (["warmup_steps=1"], "warmup_steps=1: expected a whole number, 2 or more"),
         (["rounds=7"], "rounds=7: there are only steps=6 to divide; use rounds=6 or less, or more steps"),
         (["balance=[3,3]"], "balance=[3,3]: names 2 partitions; add partitions=2, or leave balance out"),
+        (
+            ["model=transformer", "image_size=64"],
+            "image_size=64: model=transformer reads text of model.seq_len=128 tokens, no pictures; leave it out",
+        ),
+        (
+            ["model=transformer", "num_classes=10"],
+            "num_classes=10: model=transformer tells model.vocab_size=256 tokens apart; leave it out",
+        ),
+        (
+            ["model=transformer", "suite=torchgpipe"],
+            "suite=torchgpipe: has no columns for model=transformer; use suite=table2 or suite=table3",
+        ),
         (["run_dir=x"], "run_dir=x: holds the traces; add trace=true, or leave it out"),
     ],
 )

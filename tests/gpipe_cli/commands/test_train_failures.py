@@ -63,7 +63,7 @@ def test_an_epoch_with_a_held_out_loss_of_nan_is_never_the_best(
     (best,) = (ended.run_dir / "best").iterdir()
     assert best.name == "step-00000006"
     checkpoints.check_whole(best)
-    assert checkpoints.load_facts(ended.checkpoint)["best_top1"] == 0.3
+    assert checkpoints.load_facts(ended.checkpoint)["best_score"] == 0.3
 
 
 def test_a_batch_norm_with_single_values_says_what_to_do(gpipe: Any, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from gpipe_cli.training import checkpoints
+
 # A layer that meets a misfortune at the third of the run's six steps, in training.
 FAILING_NETWORK = """
     import os
@@ -97,6 +99,8 @@ def test_ctrl_c_leaves_no_process(gpipe: Any, tmp_path: Path, words: tuple[str, 
     assert ended.exit_code == 130
     assert ended.stderr.splitlines()[-1] == "gpipe: interrupted"
     assert "Traceback" not in ended.stderr
+    for checkpoint in ended.run_dir.glob("checkpoints/step-*"):  # whatever a save had got to
+        checkpoints.check_whole(checkpoint)
 
 
 def test_two_runs_at_once_give_what_each_gives_alone(gpipe: Any, tmp_path: Path) -> None:
