@@ -101,8 +101,14 @@ class TiedParameters:
         peers = sorted({self._ranks[layer] for layer, _ in tie.uses} - {self._position})
         for peer in peers:
             sender, receiver = self._links[peer]
-            receiver.expect([key])
-            sender.send(key, Packet(tuple(own.values()), True, (False,) * len(own)))
+            packet = Packet(tuple(own.values()), True, (False,) * len(own))
+            # One side sends first, the other receives first: NCCL keeps the order of what a pair asks for.
+            if self._position < peer:
+                sender.send(key, packet)
+                receiver.expect([key])
+            else:
+                receiver.expect([key])
+                sender.send(key, packet)
         for peer in peers:
             sender, receiver = self._links[peer]
             theirs = [use for use in tie.uses if self._ranks[use[0]] == peer]
