@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gpipe_cli.commands.resuming import Resumed, nothing_to_do, resume
 from gpipe_cli.distributed.devices import plan_ranks
 from gpipe_cli.distributed.launch import RankContext, launch
 from gpipe_cli.reporting.run_directory import (
@@ -29,7 +30,6 @@ from gpipe_cli.reporting.summary import (
     write_summary,
 )
 from gpipe_cli.reporting.tensorboard import writer_class
-from gpipe_cli.resume import changed_settings, refuse_another_run
 from gpipe_cli.training.communication import from_all, from_first
 
 if TYPE_CHECKING:
@@ -118,10 +118,10 @@ def work(context: RankContext, job: Job) -> list[str]:
     session = build_session(config, context)
     if job.start is not None:
         session = job.start.prepare(session)
-    resumed = _resume(session) if config.resume is not None else None
+    resumed = resume(session) if config.resume is not None else None
     loaded = job.start.load(session) if job.start is not None and resumed is None else None
     if resumed is not None and resumed.step >= session.num_steps:
-        return [_nothing_to_do(config, resumed)] if context.is_main else []
+        return [nothing_to_do(config, resumed)] if context.is_main else []
     run_dir = Path(from_first(session.groups, lambda: str(_claim_run_directory(job, resumed))))
     report = _open_report(session, run_dir, resumed) if context.is_main else None
     trainer = Trainer(session=session, run_dir=run_dir, report=report)
@@ -139,56 +139,6 @@ def work(context: RankContext, job: Job) -> list[str]:
         if report is not None:
             report.close()
     return _conclude(job, trainer, outcome)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resumed:
-    """Where an earlier run had got to, and what differs from it."""
-
-    checkpoint: Path
-    step: int
-    best_score: float | None
-    notes: tuple[str, ...]
-
-
-def _resume(session: Session) -> Resumed:
-    """Put the run that `resume` names back into the session. Collective."""
-    from gpipe_cli.training.checkpoints import load_facts, resolve
-    from gpipe_cli.training.state import restore
-
-    named = str(session.config.resume)
-    path = from_first(session.groups, lambda: resolve(Path(named)))
-    facts = load_facts(path)
-    refuse_another_run(named, facts["config"], dataclasses.asdict(session.config))
-    restore(session, path)
-    return Resumed(
-        checkpoint=path,
-        step=int(facts["step"]),
-        best_score=facts.get("best_score", facts.get("best_top1")),  # its name in earlier runs
-        notes=tuple(_resume_notes(session, facts, path)),
-    )
-
-
-def _resume_notes(session: Session, facts: dict[str, Any], path: Path) -> list[str]:
-    from gpipe_cli.training.checkpoints import passed_over
-    from gpipe_cli.training.lr_schedule import LrSchedule, describe_horizon_change
-
-    config, step = session.config, int(facts["step"])
-    notes = passed_over(path) if path != Path(str(config.resume)) else []
-    notes += [f"resumed from {path}: {counted(step, 'step')} done"]
-    notes += [f"changed: {line}" for line in changed_settings(facts["config"], dataclasses.asdict(config))]
-    steps_per_epoch = int(facts["steps_per_epoch"])
-    if steps_per_epoch != session.steps_per_epoch:
-        place = f"step {step} now lies in epoch {step // session.steps_per_epoch + 1}"
-        notes.append(f"changed: steps in an epoch: {steps_per_epoch} -> {session.steps_per_epoch}; {place}")
-    before = LrSchedule(config.lr_schedule, config.optimizer.lr, steps_per_epoch, int(facts["config"]["epochs"]))
-    horizon = describe_horizon_change(before, session.lr_schedule, step)
-    return notes + ([horizon] if horizon is not None else [])
-
-
-def _nothing_to_do(config: TrainConfig, resumed: Resumed) -> str:
-    more = "raise epochs" if config.steps is None or config.steps > resumed.step else "raise steps, or set steps=null,"
-    return f"{resumed.checkpoint}: all {counted(resumed.step, 'step')} done, nothing to do; {more} to train on"
 
 
 def _claim_run_directory(job: Job, resumed: Resumed | None) -> Path:
