@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -200,7 +203,7 @@ class BatchLoader:
             self._skipped.report(f"unreadable pictures left out so far (dataset.corrupt=skip): {total}")
 
     def _start(self) -> Iterator[_Batch]:
-        with warnings.catch_warnings():
+        with _interrupts_wait(), warnings.catch_warnings():
             # More workers than cores is the user's choice, and workers are forked knowingly (they compute nothing in
             # parallel, and run no code of the parent's threads).
             warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -226,6 +229,27 @@ class BatchLoader:
             return batch.images
         first = batch.unreadable[0]
         raise DataError(first.path, f"{first.problem}; and no other picture of its training batch can be read")
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """A Ctrl-C that arrives meanwhile is raised at the end, and the processes forked meanwhile leave it to this one.
+
+    Python drops an exception that is raised in a hook of fork(), and a worker that ends first would look like a
+    failure. Where the signal itself ends the process, as in the ranks of a pipeline, there is nothing to wait for.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if received:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _unchanged(batch: Any) -> Any:  # _Samples makes whole batches: nothing is left to collate

@@ -5,8 +5,8 @@ Every rank walks through the same steps; the others get None, so labels always b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import repeat
+from collections.abc import Generator, Iterable, Iterator
+from itertools import islice, repeat
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,12 +22,18 @@ Batch = tuple[Tensor | None, Tensor | None]  # pictures on the first stage's ran
 def training_batches(
     pipe: Pipeline, loader: Iterable[tuple[Tensor, Tensor]] | None, num_batches: int, *, channels_last: bool
 ) -> Iterator[Batch]:
-    """`num_batches` batches; `loader` on the first stage's rank, None elsewhere."""
-    source: Iterable[tuple[Tensor | None, Tensor | None]] = (
-        repeat((None, None), num_batches) if loader is None else loader
-    )
-    for images, labels in source:
-        yield _in_layout(images, channels_last), _deliver(pipe, labels)
+    """The next `num_batches` batches; `loader` on the first stage's rank, None elsewhere.
+
+    Going through all of them ends the loader's iteration, and its processes, here: left to the garbage collector, that
+    would swallow a Ctrl-C that arrives meanwhile.
+    """
+    source: Iterator[tuple[Tensor | None, Tensor | None]] = iter(repeat((None, None)) if loader is None else loader)
+    try:
+        for images, labels in islice(source, num_batches):
+            yield _in_layout(images, channels_last), _deliver(pipe, labels)
+    finally:
+        if isinstance(source, Generator):
+            source.close()
 
 
 def evaluation_batches(

@@ -109,7 +109,7 @@ class Trainer:
         loader = session.task.train_batches(epoch, start_batch) if session.pipe.is_first else None
         began = time.perf_counter()
         batches = training_batches(session.pipe, loader, num_batches, channels_last=config.channels_last)
-        for (inputs, targets), _ in zip(batches, range(num_batches), strict=False):
+        for inputs, targets in batches:
             result = self._step(step, inputs, targets)
             step += 1
             now = time.perf_counter()
@@ -117,8 +117,6 @@ class Trainer:
             self._log(epoch, step, now - began)
             self._saver.check()
             began = time.perf_counter()
-            if step - epoch * session.steps_per_epoch == start_batch + num_batches:
-                break
         return step
 
     def _step(self, step: int, inputs: Tensor | None, targets: Tensor | None) -> StepResult:

@@ -118,6 +118,24 @@ def test_no_loader_process_outlives_an_epoch_that_is_left_early(train: Callable,
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.parametrize("moment", ["before", "after_in_parent"])
+def test_ctrl_c_while_a_loader_process_is_forked_is_not_lost(train: Callable, counted: Callable, moment: str) -> None:
+    armed = [True]  # a hook cannot be taken back
+
+    def interrupt() -> None:
+        if armed and os.getpid() == here:
+            armed.clear()
+            signal.raise_signal(signal.SIGINT)
+
+    here = os.getpid()
+    os.register_at_fork(**{moment: interrupt})  # type: ignore[call-overload]
+    with pytest.raises(KeyboardInterrupt):
+        list(train(counted(20), workers=1))
+    assert not armed
+    assert multiprocessing.active_children() == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_fewer_samples_than_a_batch_are_refused(train: Callable, counted: Callable) -> None:
     with pytest.raises(ConfigError, match="batch_size=4: ours has only 3 training samples"):
         train(counted(3))

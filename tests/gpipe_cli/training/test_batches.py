@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -43,6 +43,27 @@ def test_labels_reach_the_last_rank_in_step_with_the_pictures(
                 assert (labels is None) == (rank != num_ranks - 1)
                 assert images is None or torch.equal(images, source)
                 assert labels is None or torch.equal(labels, expected)
+
+
+def test_no_batch_too_many_is_loaded_and_ctrl_c_while_the_loader_ends_is_not_lost(
+    make_session: Callable[..., Session],
+) -> None:
+    loaded = []
+
+    def loader() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        try:
+            for number, batch in enumerate(sources(3)):
+                loaded.append(number)
+                yield batch
+        finally:
+            raise KeyboardInterrupt
+
+    batches = training_batches(make_session().pipe, loader(), 2, channels_last=False)
+    next(batches)
+    next(batches)
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert loaded == [0, 1]
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
