@@ -24,8 +24,7 @@ from gpipe_cli.reporting.memory import update_memory
 from gpipe_cli.reporting.progress import Progress
 from gpipe_cli.reporting.run_directory import (
     check_tables_can_be_written,
-    given_run_directory,
-    new_run_directory,
+    claim_run_directory,
     one_line_if_not_written,
     write_config,
 )
@@ -171,10 +170,8 @@ class Bench:
 
     def _claim_run_directory(self) -> Path:
         config = self._config
-        if config.run_dir is not None:
-            run_dir = given_run_directory(Path(config.run_dir), checkpoint=None)
-        else:
-            run_dir = new_run_directory(self._results_dir, config.command, config.model.name, config.suite or "grid")
+        names = (config.command, config.model.name, config.suite or "grid")
+        run_dir = claim_run_directory(config.run_dir, self._results_dir, *names)
         write_config(run_dir, dataclasses.asdict(config))
         return run_dir
 

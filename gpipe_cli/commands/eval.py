@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from gpipe_cli.config_eval import EvalConfig, run_settings
 from gpipe_cli.distributed.devices import RankPlan, plan_ranks
 from gpipe_cli.distributed.launch import RankContext, launch
+from gpipe_cli.distributed.rendezvous import speaks
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.reporting.run_directory import (
-    given_run_directory,
-    new_run_directory,
+    claim_run_directory,
     one_line_if_not_written,
     write_config,
 )
@@ -66,7 +66,7 @@ def run(config: EvalConfig) -> int:
     plan = _plan(settings) if config.evaluated_split is not None or config.prompt is not None else None
     if config.export is not None:
         check_can_be_written(Path(config.export))
-        if os.environ.get("RANK", "0") == "0":  # of the ranks that torchrun has started one writes
+        if speaks(os.environ):
             _without_parallel_operations()
             exported = export_weights(stored, settings, Path(config.export), average=average)
             size = f"{counted(exported.num_tensors, 'tensor')}, {exported.num_bytes:,} bytes"
@@ -194,12 +194,9 @@ def _origin(stored: StoredWeights, average: bool) -> str:
 def _claim_run_directory(job: Job) -> Path:
     """Make the folder of the results with the settings in it: the first thing that is written."""
     own, config = job.own, job.config
-    if own.run_dir is not None:
-        if Path(own.run_dir, "config.yaml").exists():
-            raise ConfigError("run_dir", own.run_dir, "already holds a run; choose another folder")
-        run_dir = given_run_directory(Path(own.run_dir), checkpoint=None)
-    else:
-        run_dir = new_run_directory(Path(own.results_dir), own.command, config.model.name, config.dataset.name)
+    if own.run_dir is not None and Path(own.run_dir, "config.yaml").exists():
+        raise ConfigError("run_dir", own.run_dir, "already holds a run; choose another folder")
+    run_dir = claim_run_directory(own.run_dir, own.results_dir, own.command, config.model.name, config.dataset.name)
     used = {**dataclasses.asdict(own), "checkpoint": str(job.stored.path), "weights": _which(job.stored, job.average)}
     write_config(run_dir, {**used, "run": dataclasses.asdict(config)})
     return run_dir

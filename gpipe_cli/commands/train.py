@@ -15,9 +15,8 @@ from gpipe_cli.distributed.devices import plan_ranks
 from gpipe_cli.distributed.launch import RankContext, launch
 from gpipe_cli.reporting.run_directory import (
     check_tables_can_be_written,
-    given_run_directory,
+    claim_run_directory,
     holds_checkpoint,
-    new_run_directory,
     one_line_if_not_written,
     write_config,
 )
@@ -146,10 +145,9 @@ def _claim_run_directory(job: Job, resumed: Resumed | None) -> Path:
     config = job.config
     if job.in_table:
         check_tables_can_be_written(Path(config.results_dir))
-    if config.run_dir is not None:
-        run_dir = given_run_directory(Path(config.run_dir), checkpoint=resumed.checkpoint if resumed else None)
-    else:
-        run_dir = new_run_directory(Path(config.results_dir), config.command, config.model.name, config.dataset.name)
+    names = (config.command, config.model.name, config.dataset.name)
+    checkpoint = resumed.checkpoint if resumed is not None else None
+    run_dir = claim_run_directory(config.run_dir, config.results_dir, *names, checkpoint=checkpoint)
     write_config(run_dir, dataclasses.asdict(config))
     return run_dir
 
@@ -230,7 +228,7 @@ def _summarise(job: Job, session: Session, outcome: Outcome, idle: list[float | 
         job.config,
         init=job.start.label if job.start is not None else None,
         **task.summary_facts(evaluation),
-        tokens_per_s=samples_per_s * task.units_per_sample if samples_per_s and task.unit == "tokens" else None,
+        **(task.rates(samples_per_s) if samples_per_s is not None else {}),
         num_parameters=session.pipe.num_parameters,
         kept=list(num_not_recomputed(session.pipe.schedule)) if session.kept is not None else None,
         device=session.pipe.device.type,

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpipe_cli.commands import train
 from gpipe_cli.config_transfer import AUTO, SCRATCH, TransferConfig, checkpoint_label
-from gpipe_cli.distributed.rendezvous import find_joined_world
+from gpipe_cli.distributed.rendezvous import speaks
 from gpipe_cli.errors import CheckpointError, ConfigError
 from gpipe_cli.reporting.run_directory import (
     check_tables_can_be_written,
-    given_run_directory,
-    new_run_directory,
+    claim_run_directory,
     one_line_if_not_written,
     write_config,
 )
@@ -57,7 +56,7 @@ def run(config: TransferConfig) -> int:
         try:
             stored = _find_weights(config)
         except ConfigError as error:
-            if not _is_main():  # every rank that torchrun started finds the same: one of them speaks
+            if not speaks(os.environ):  # every rank that torchrun started finds the same: one of them speaks
                 return error.exit_code
             raise
         # What "auto" has found is the run's from now on, and so it is for all of its seeds.
@@ -67,12 +66,6 @@ def run(config: TransferConfig) -> int:
     if lines:
         print("\n".join(lines))
     return 0
-
-
-def _is_main() -> bool:
-    """Whether this process is the one to speak, among those that torchrun or Slurm has started."""
-    world = find_joined_world(os.environ)
-    return world is None or world.rank == 0
 
 
 def _find_weights(config: TransferConfig) -> StoredWeights:
@@ -118,7 +111,7 @@ def _run_seeds(config: TransferConfig, body: TrainedBody) -> list[str]:
     """A run for every seed, in folders `seed-<seed>` of the run's folder; then their mean as the run's own result."""
     in_table = config.steps is None and config.epochs > 0
     resuming = config.resume is not None
-    is_main = _is_main()
+    is_main = speaks(os.environ)
     if resuming and Path(str(config.resume)).resolve() != Path(str(config.run_dir)).resolve():
         problem = f"the runs of several seeds go on where they are, in {config.resume}; leave it out"
         raise ConfigError("run_dir", config.run_dir, problem)
@@ -140,13 +133,11 @@ def _run_seeds(config: TransferConfig, body: TrainedBody) -> list[str]:
 def _claim_folder(config: TransferConfig, in_table: bool, resuming: bool) -> Path:
     if in_table:
         check_tables_can_be_written(Path(config.results_dir))
-    if config.run_dir is None:
-        folder = new_run_directory(Path(config.results_dir), config.command, config.model.name, config.dataset.name)
-    else:
-        folder = given_run_directory(Path(config.run_dir), checkpoint=None)
-        if not resuming and any(folder.glob("seed-*")):
-            problem = f"already holds runs of several seeds; choose another folder, or resume={config.run_dir} to go on"
-            raise ConfigError("run_dir", config.run_dir, problem)
+    names = (config.command, config.model.name, config.dataset.name)
+    folder = claim_run_directory(config.run_dir, config.results_dir, *names)
+    if not resuming and any(folder.glob("seed-*")):
+        problem = f"already holds runs of several seeds; choose another folder, or resume={config.run_dir} to go on"
+        raise ConfigError("run_dir", config.run_dir, problem)
     write_config(folder, dataclasses.asdict(config))
     return folder
 

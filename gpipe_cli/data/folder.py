@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpipe_cli.data.info import DataInfo
+from gpipe_cli.data.info import DataInfo, some_names
 from gpipe_cli.data.picture_files import PictureFiles
 from gpipe_cli.errors import ConfigError
 
@@ -39,11 +39,11 @@ def folder_info(name: str, train_root: Path, eval_root: Path) -> DataInfo:
         raise ConfigError("dataset.path", train_root, _no_classes(train_root))
     num_by_class = {label: len(picture_paths(train_root / label)) for label in classes}
     if empty := [label for label, number in num_by_class.items() if number == 0]:
-        problem = f"no pictures in the class folders {_some(empty)}; pictures end in {' '.join(PICTURE_SUFFIXES)}"
+        problem = f"no pictures in the class folders {some_names(empty)}; pictures end in {' '.join(PICTURE_SUFFIXES)}"
         raise ConfigError("dataset.path", train_root, problem)
     eval_classes = class_names(eval_root)
     if unknown := sorted(set(eval_classes) - set(classes)):
-        problem = f"class {_some(unknown)} is not in the training split, whose classes are {_some(classes)}"
+        problem = f"class {some_names(unknown)} is not in the training split, whose classes are {some_names(classes)}"
         raise ConfigError("dataset.path", eval_root, f"{problem}; remove the folder or train on that class too")
     num_eval = sum(len(picture_paths(eval_root / label)) for label in eval_classes)
     if num_eval == 0:
@@ -64,7 +64,9 @@ def split_folder(path: str, split: str, *, train_split: str, eval_split: str) ->
             return root / candidate
     there = class_names(root)
     problem = f"no folder {' or '.join(f'{candidate}/' for candidate in candidates)} in {root}"
-    raise ConfigError(key, name, f"{problem}; there is {_some(there)}" if there else f"{problem}, it has no folders")
+    raise ConfigError(
+        key, name, f"{problem}; there is {some_names(there)}" if there else f"{problem}, it has no folders"
+    )
 
 
 def class_names(root: Path) -> tuple[str, ...]:
@@ -86,7 +88,3 @@ def picture_paths(root: Path) -> list[str]:
 def _no_classes(root: Path) -> str:
     loose = any(name.lower().endswith(PICTURE_SUFFIXES) for name in os.listdir(root))
     return "pictures lie outside class folders; move them to <class>/" if loose else "no class folders with pictures"
-
-
-def _some(names: tuple[str, ...] | list[str]) -> str:
-    return ", ".join(names[:5]) + (f", … ({len(names)} in all)" if len(names) > 5 else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -21,3 +22,8 @@ class DataInfo:
     @property
     def num_classes(self) -> int:
         return len(self.classes)
+
+
+def some_names(names: Sequence[str]) -> str:
+    """The first names for a line on the screen, and how many there are."""
+    return ", ".join(names[:5]) + (f", … ({len(names)} in all)" if len(names) > 5 else "")

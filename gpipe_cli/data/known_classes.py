@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from gpipe_cli.config import DatasetConfig
 from gpipe_cli.data.datasets import Split, open_split, prepare
 from gpipe_cli.data.folder import ClassFolder, class_names, split_folder
-from gpipe_cli.data.info import DataInfo
+from gpipe_cli.data.info import DataInfo, some_names
 from gpipe_cli.errors import ConfigError
 
 _CLASS_FOLDERS = ("folder", "birdsnap", "imagenet")
@@ -53,7 +53,7 @@ def _open_folder(config: DatasetConfig, split: Split, classes: tuple[str, ...]) 
         _refuse_unknown("dataset.path", root, class_names(root), classes)
     dataset = ClassFolder(root, classes)
     if len(dataset) == 0:
-        raise ConfigError("dataset.path", root, f"no pictures in folders of the classes {_some(classes)}")
+        raise ConfigError("dataset.path", root, f"no pictures in folders of the classes {some_names(classes)}")
     num_train, num_eval = (len(dataset), 0) if split == "train" else (0, len(dataset))
     return DataInfo(config.name, num_train, num_eval, classes), dataset
 
@@ -61,7 +61,9 @@ def _open_folder(config: DatasetConfig, split: Split, classes: tuple[str, ...]) 
 def _refuse_unknown(key: str, value: str | Path, found: tuple[str, ...], classes: tuple[str, ...]) -> None:
     if unknown := sorted(set(found) - set(classes)):
         are = "is" if len(unknown) == 1 else "are"
-        problem = f"{_some(unknown)} {are} not among the classes that the network knows, which are {_some(classes)}"
+        problem = (
+            f"{some_names(unknown)} {are} not among the classes that the network knows, which are {some_names(classes)}"
+        )
         raise ConfigError(key, value, f"{problem}; leave other classes out")
 
 
@@ -77,7 +79,3 @@ class _Relabelled(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[Any, int]:
         picture, label = self.dataset[index]
         return picture, self.labels[label]
-
-
-def _some(names: tuple[str, ...] | list[str]) -> str:
-    return ", ".join(names[:5]) + (f", … ({len(names)} in all)" if len(names) > 5 else "")

@@ -76,7 +76,7 @@ def train_loader(
     )
     generator = torch.Generator().manual_seed(derive_seed("order", seed, epoch))
     order = torch.randperm(info.num_train, generator=generator)
-    batches = _Batches(order[: len(order) // batch_size * batch_size], batch_size, start_batch)
+    batches = BatchIndices(order[: len(order) // batch_size * batch_size], batch_size, start_batch)
     return BatchLoader(samples, batches, workers=workers, skipped=skipped, may_drop_batches=False)
 
 
@@ -104,11 +104,11 @@ def eval_loader(
         skip_unreadable=config.corrupt == "skip",
     )
     num_samples = info.num_train if split == "train" else info.num_eval
-    batches = _Batches(torch.arange(num_samples), batch_size, 0)
+    batches = BatchIndices(torch.arange(num_samples), batch_size, 0)
     return BatchLoader(samples, batches, workers=workers, skipped=skipped, may_drop_batches=True)
 
 
-class _Batch(NamedTuple):
+class LoadedBatch(NamedTuple):
     """What travels from a worker: images and labels of the readable samples, and what was wrong with the others."""
 
     images: torch.Tensor | None
@@ -116,14 +116,14 @@ class _Batch(NamedTuple):
     unreadable: tuple[DataError, ...]
 
 
-class _Samples(Dataset[_Batch]):
+class _Samples(Dataset[LoadedBatch]):
     """Loads and transforms whole batches, each sample under its own seed."""
 
     def __init__(self, dataset: Dataset[Any], transform: Transform, *, seed: int, skip_unreadable: bool) -> None:
         self.dataset, self.transform = dataset, transform
         self.seed, self.skip_unreadable = seed, skip_unreadable
 
-    def __getitems__(self, indices: list[int]) -> _Batch:
+    def __getitems__(self, indices: list[int]) -> LoadedBatch:
         images, labels, unreadable = [], [], []
         with generators_restored():
             for index in indices:
@@ -139,10 +139,10 @@ class _Samples(Dataset[_Batch]):
                 images.append(self.transform.augment(picture))
                 labels.append(label)
             batch = self.transform.normalize(torch.stack(images)) if images else None
-        return _Batch(batch, torch.tensor(labels, dtype=torch.int64), tuple(unreadable))
+        return LoadedBatch(batch, torch.tensor(labels, dtype=torch.int64), tuple(unreadable))
 
 
-class _Batches:
+class BatchIndices:
     """Indices of each batch, from `start` on; a batch sampler for DataLoader."""
 
     def __init__(self, order: torch.Tensor, batch_size: int, start: int) -> None:
@@ -162,7 +162,7 @@ class BatchLoader:
     def __init__(
         self,
         samples: _Samples,
-        batches: _Batches,
+        batches: BatchIndices,
         *,
         workers: int,
         skipped: SkippedPictures | None,
@@ -202,13 +202,13 @@ class BatchLoader:
             total = len(self._skipped.paths)
             self._skipped.report(f"unreadable pictures left out so far (dataset.corrupt=skip): {total}")
 
-    def _start(self) -> Iterator[_Batch]:
+    def _start(self) -> Iterator[LoadedBatch]:
         with _interrupts_wait(), warnings.catch_warnings():
             # More workers than cores is the user's choice, and workers are forked knowingly (they compute nothing in
             # parallel, and run no code of the parent's threads).
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
-            loader: DataLoader[_Batch] = DataLoader(
+            loader: DataLoader[LoadedBatch] = DataLoader(
                 self._samples,
                 batch_sampler=self._batches,
                 collate_fn=_unchanged,
@@ -220,7 +220,7 @@ class BatchLoader:
             )
             return iter(loader)
 
-    def _checked(self, batch: _Batch) -> torch.Tensor | None:
+    def _checked(self, batch: LoadedBatch) -> torch.Tensor | None:
         if batch.unreadable and not self._samples.skip_unreadable:
             raise batch.unreadable[0]
         for error in batch.unreadable:

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from gpipe_cli.config import DatasetConfig
-from gpipe_cli.data.info import DataInfo
+from gpipe_cli.data.info import DataInfo, some_names
 from gpipe_cli.data.seeding import derive_seed
 from gpipe_cli.errors import ConfigError
 
@@ -89,7 +89,7 @@ def _chosen(config: DatasetConfig, names: tuple[str, ...]) -> tuple[int, ...]:
             label = int(word)
         else:
             near = [] if word.lstrip("-").isdecimal() else difflib.get_close_matches(word, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"choose from {_some(names)}, or 0 to {len(names) - 1}"
+            hint = f"did you mean {near[0]}?" if near else f"choose from {some_names(names)}, or 0 to {len(names) - 1}"
             raise refuse(f"no class {word} in {config.name}; {hint}")
         if label in labels:
             raise refuse(f"class {_named(label, names)} is there twice; name each class once")
@@ -114,7 +114,3 @@ def _drawn(config: DatasetConfig, name: str, indices: list[int], seed: int) -> l
 
 def _named(label: int, names: Sequence[str]) -> str:
     return names[label] if names[label] == str(label) else f"{names[label]} (number {label})"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f", … ({len(names)} in all)" if len(names) > 5 else "")

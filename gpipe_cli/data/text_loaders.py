@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch.utils.data import Dataset
 
-from gpipe_cli.data.loaders import BatchLoader, _Batch, _Batches
+from gpipe_cli.data.loaders import BatchIndices, BatchLoader, LoadedBatch
 from gpipe_cli.data.seeding import derive_seed
 from gpipe_cli.data.text import TextBlocks
 from gpipe_cli.errors import ConfigError
@@ -26,21 +26,21 @@ def text_train_loader(
         raise ConfigError("batch_size", batch_size, problem)
     generator = torch.Generator().manual_seed(derive_seed("order", seed, epoch))
     order = torch.randperm(len(blocks), generator=generator)
-    batches = _Batches(order[: len(order) // batch_size * batch_size], batch_size, start_batch)
+    batches = BatchIndices(order[: len(order) // batch_size * batch_size], batch_size, start_batch)
     return _loader(blocks, batches, workers)
 
 
 def text_eval_loader(blocks: TextBlocks, *, batch_size: int, workers: int) -> BatchLoader:
     """Every block exactly once, in order, shapes as text_train_loader, the last batch partial."""
-    return _loader(blocks, _Batches(torch.arange(len(blocks)), batch_size, 0), workers)
+    return _loader(blocks, BatchIndices(torch.arange(len(blocks)), batch_size, 0), workers)
 
 
-def _loader(blocks: TextBlocks, batches: _Batches, workers: int) -> BatchLoader:
+def _loader(blocks: TextBlocks, batches: BatchIndices, workers: int) -> BatchLoader:
     samples = _Blocks(blocks)
     return BatchLoader(samples, batches, workers=workers, skipped=None, may_drop_batches=False)  # type: ignore[arg-type]
 
 
-class _Blocks(Dataset[_Batch]):
+class _Blocks(Dataset[LoadedBatch]):
     """Whole batches of blocks."""
 
     skip_unreadable = False
@@ -48,6 +48,6 @@ class _Blocks(Dataset[_Batch]):
     def __init__(self, blocks: TextBlocks) -> None:
         self.blocks = blocks
 
-    def __getitems__(self, indices: list[int]) -> _Batch:
+    def __getitems__(self, indices: list[int]) -> LoadedBatch:
         inputs, targets = zip(*(self.blocks[index] for index in indices), strict=True)
-        return _Batch(torch.stack(inputs), torch.stack(targets), ())
+        return LoadedBatch(torch.stack(inputs), torch.stack(targets), ())

@@ -72,6 +72,12 @@ def find_joined_world(environ: Mapping[str, str]) -> JoinedWorld | None:
     return world
 
 
+def speaks(environ: Mapping[str, str]) -> bool:
+    """Whether this process writes and talks to the user: alone, or the first of the ranks that were started with it."""
+    world = find_joined_world(environ)
+    return world is None or world.rank == 0
+
+
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = environ.get(name)
     if text is None and default is not None:

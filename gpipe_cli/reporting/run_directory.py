@@ -15,6 +15,15 @@ from gpipe_cli.reporting.atomic import replace_text
 _GROUPS_OF_TRAINING = ("model", "dataset", "optimizer", "lr_schedule")
 
 
+def claim_run_directory(
+    given: str | None, results_dir: str | Path, command: str, model: str, dataset: str, checkpoint: Path | None = None
+) -> Path:
+    """The folder that the user has given, or else a new one below the results. Raises ConfigError as both do."""
+    if given is None:
+        return new_run_directory(Path(results_dir), command, model, dataset)
+    return given_run_directory(Path(given), checkpoint=checkpoint)
+
+
 def new_run_directory(results_dir: Path, command: str, model: str, dataset: str) -> Path:
     """Make `results_dir/runs/<date>-<command>-<model>-<dataset>-<n>` with the first n that is free, and return it.
 

@@ -2,7 +2,7 @@
 
 Vaswani et al. 2017, section 5.3, in the form that names its peak. The authors' language model (tensorflow/lingvo,
 `one_billion_wds.py`, with `TransformerLearningRateSchedule`) warms up over 40,000 steps at a scale of 0.5, which is a
-peak of 5.5e-5 for width 2048: see `peak_of`.
+peak of scale / sqrt(width * warm-up) = 5.5e-5 for width 2048.
 """
 
 from __future__ import annotations
@@ -18,8 +18,3 @@ def inverse_sqrt_lr(step: int, base_lr: float, warmup_steps: int) -> float:
     """
     warmup, number = max(1, warmup_steps), step + 1
     return base_lr * min(number / warmup, math.sqrt(warmup / number))
-
-
-def peak_of(scale: float, width: int, warmup_steps: int) -> float:
-    """The largest rate of scale * width^-0.5 * min(s^-0.5, s * warmup_steps^-1.5), the schedule as it is published."""
-    return scale / math.sqrt(width * max(1, warmup_steps))

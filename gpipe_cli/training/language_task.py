@@ -13,7 +13,8 @@ from gpipe_cli.data.text import TextBlocks, TextSource, open_text, prepare_text
 from gpipe_cli.data.text_baseline import trigram_bits_per_byte
 from gpipe_cli.data.text_info import TextInfo
 from gpipe_cli.data.text_loaders import text_eval_loader, text_train_loader
-from gpipe_cli.errors import ConfigError, TrainingError
+from gpipe_cli.data.tokenization import check_vocabulary, load_tokenizer
+from gpipe_cli.errors import TrainingError
 from gpipe_cli.training.language_loss import build_language_loss
 from gpipe_cli.training.language_metrics import LanguageResult, TokenCounts, language_result
 from gpipe_cli.training.losses import LossFn
@@ -33,11 +34,9 @@ def text_source(config: DatasetConfig) -> TextSource:
 def prepare_language(config: TrainConfig) -> TextInfo:
     """Make the text ready; one rank calls this. Raises ConfigError as prepare_text, and for too many tokens."""
     assert config.model.seq_len is not None
-    info = prepare_text(text_source(config.dataset), config.model.seq_len)
-    if config.model.name == "transformer" and info.vocab_size > config.model.vocab_size:
-        problem = f"the tokenizer has {info.vocab_size} tokens; use model.vocab_size={info.vocab_size} or more"
-        raise ConfigError("model.vocab_size", config.model.vocab_size, problem)
-    return info
+    if config.model.name == "transformer":  # known before the text is tokenised
+        check_vocabulary(config.model.vocab_size, load_tokenizer(config.dataset.tokenizer).vocab_size)
+    return prepare_text(text_source(config.dataset), config.model.seq_len)
 
 
 class LanguageTask:
@@ -103,6 +102,9 @@ class LanguageTask:
 
     def result(self, counts: Sequence[float]) -> LanguageResult:
         return language_result(counts, self.info.eval_bytes_per_token)
+
+    def rates(self, samples_per_s: float) -> Mapping[str, float]:
+        return {"tokens_per_s": samples_per_s * self.info.seq_len}
 
     def summary_facts(self, result: LanguageResult | None) -> Mapping[str, Any]:
         return {

@@ -182,8 +182,7 @@ class Trainer:
                 "lr": session.lr_schedule.lr_at(step - 1),
                 "samples_per_s": round(samples_per_s, 2),
             }
-            if session.task.unit == "tokens":
-                row["tokens_per_s"] = round(samples_per_s * session.task.units_per_sample, 1)
+            row |= {name: round(rate, 1) for name, rate in session.task.rates(samples_per_s).items()}
             self.report.step(step, row)
 
     def _end_of_epoch(self, epoch: int, step: int) -> Result | None:

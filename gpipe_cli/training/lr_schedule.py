@@ -41,18 +41,17 @@ class LrSchedule:
         self.epochs = epochs
         self.num_steps = epochs * steps_per_epoch
         self._warmup_steps = config.warmup_steps or round(config.warmup_epochs * steps_per_epoch)
-        self._inverse_sqrt = config.name == "inverse_sqrt"
         # A minimum above the base rate must not raise the rate.
         self._min_lr = min(config.min_lr, base_lr)
         # timm moves the rate of an optimizer; this one has nothing to optimize and exists to be read.
         self._carrier = torch.optim.SGD([{"params": []}], lr=base_lr)
         # Counted from the last warm-up step, which has the base rate, except for the reference's staircase.
         self._start = 0 if config.name == "exponential" else max(self._warmup_steps - 1, 0)
-        self._scheduler = self._build(config, steps_per_epoch)
+        self._scheduler = self._build(config, steps_per_epoch) if config.name != "inverse_sqrt" else None
 
     def lr_at(self, step: int) -> float:
         """The rate of optimizer step `step`, counted from 0. Never negative, never above the base rate."""
-        if self._inverse_sqrt:
+        if self._scheduler is None:
             return max(inverse_sqrt_lr(step, self.base_lr, self._warmup_steps), self._min_lr)
         if step < self._warmup_steps:
             return self.base_lr * (step + 1) / self._warmup_steps
@@ -67,7 +66,7 @@ class LrSchedule:
             # timm logs a warning for a cosine of one step; a horizon that ends with warm-up never reads it.
             length = max(self.num_steps - self._start, 2)
             return CosineLRScheduler(self._carrier, t_initial=length, lr_min=self._min_lr, t_in_epochs=False)
-        decay_rate = 1.0 if config.name in ("constant", "inverse_sqrt") else config.decay_rate
+        decay_rate = 1.0 if config.name == "constant" else config.decay_rate
         # Rounded so that 0.7 epochs of 10 steps are 7 steps, and not a hair more.
         decay_steps = round(config.decay_epochs * steps_per_epoch, 6)
         return StepLRScheduler(self._carrier, decay_t=decay_steps, decay_rate=decay_rate, t_in_epochs=False)

@@ -105,6 +105,10 @@ class PictureTask:
     def result(self, counts: Sequence[float]) -> EvalResult:
         return result_of(counts)
 
+    def rates(self, samples_per_s: float) -> Mapping[str, float]:
+        del samples_per_s  # images are samples
+        return {}
+
     def summary_facts(self, result: EvalResult | None) -> Mapping[str, Any]:
         return {
             "top1": result.top1 if result is not None else None,

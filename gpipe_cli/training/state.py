@@ -18,12 +18,11 @@ from gpipe_cli.training import checkpoint_files, checkpoints
 from gpipe_cli.training.communication import from_all
 from gpipe_cli.training.ema import PREFIX as AVERAGE
 from gpipe_cli.training.optimizer_state import PREFIX as OPTIMIZER
+from gpipe_cli.training.weights import MODEL
 
 if TYPE_CHECKING:
     from gpipe_cli.training.background_saving import BackgroundSaver
     from gpipe_cli.training.session import Session
-
-MODEL = "model/"
 
 
 def save_checkpoint(

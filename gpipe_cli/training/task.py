@@ -87,6 +87,9 @@ class Task(Protocol):
     def result(self, counts: Sequence[float]) -> Result:
         """Of the sums of all counts. Raises ValueError when nothing was counted."""
 
+    def rates(self, samples_per_s: float) -> Mapping[str, float]:
+        """Speeds besides samples/s that this kind of samples is measured in, by the name of their field."""
+
     def summary_facts(self, result: Any) -> Mapping[str, Any]:
         """Fields of `summary.json` that only this kind of samples has."""
 

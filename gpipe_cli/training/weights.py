@@ -21,7 +21,7 @@ from torch import Tensor
 from gpipe_cli.errors import CheckpointError, ConfigError
 from gpipe_cli.training.ema import PREFIX as AVERAGE
 
-MODEL = "model/"  # of a checkpoint's keys, as in training/state.py, which writes them
+MODEL = "model/"  # of a checkpoint's keys, which training/state.py writes
 FACTS = "gpipe"  # key of the file's metadata that holds the facts, as JSON
 Shape = tuple[int, ...]
 Accept = Callable[[Mapping[str, Any]], bool]

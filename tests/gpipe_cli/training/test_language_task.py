@@ -85,7 +85,9 @@ def test_the_summary_sets_the_model_beside_a_trigram_model(make_text: MakeSessio
 def test_more_tokens_than_the_embedding_has_are_refused(make_text: MakeSession) -> None:
     with pytest.raises(ConfigError) as error:
         make_text("model.vocab_size=255")
-    assert str(error.value) == ("model.vocab_size=255: the tokenizer has 256 tokens; use model.vocab_size=256 or more")
+    assert str(error.value) == (
+        "model.vocab_size=255: the tokenizer has 256 tokens, and each needs a row; use at least that"
+    )
 
 
 def test_a_users_network_is_offered_the_vocabulary_and_checked(
