@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from gpipe_cli.distributed import processes
@@ -45,6 +46,9 @@ _SECONDARY_WAIT_S = 5.0
 _MONITOR_INTERVAL_S = 0.05
 # How long the end of an interrupted run is waited for; workers that still exist are then killed and left to the system.
 _INTERRUPT_LIMIT_S = 8.0
+# A number, no name. Looking up a name takes a lock of the C library, which fork() copies as it is: a rank forked while
+# the store's thread looks up another that has just connected would wait for it for ever (seen with glibc 2.36).
+_THIS_MACHINE = "127.0.0.1"
 _run_numbers = itertools.count()  # the same in every rank
 _FAILURE_KEY = "gpipe/first failure"
 
@@ -225,8 +229,8 @@ def _run_local(worker: Callable[[RankContext, P], R], payload: P, plan: RankPlan
             nproc_per_node=plan.num_ranks,
             run_id=uuid.uuid4().hex,
             rdzv_backend="c10d",
-            rdzv_endpoint=f"localhost:{port or 0}",
-            local_addr="localhost",  # else the machine's own name is looked up
+            rdzv_endpoint=f"{_THIS_MACHINE}:{port or 0}",
+            local_addr=_THIS_MACHINE,  # else the machine's own name is looked up
             max_restarts=0,
             monitor_interval=_MONITOR_INTERVAL_S,
             start_method=plan.start_method,
@@ -261,6 +265,8 @@ def _supervised(run: Callable[[], dict[int, Any]], received: list[int], notes: P
         try:
             outcome.append(run())
         except BaseException as error:
+            # The frames hold the stores of this run, with their threads and ports: they end here, not some day.
+            clear_frames(error.__traceback__)
             outcome.append(error)
 
     thread = threading.Thread(target=collect, daemon=True)

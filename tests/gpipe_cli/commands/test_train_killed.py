@@ -113,6 +113,8 @@ def test_killed_twenty_times_a_run_is_the_run_that_was_never_killed(gpipe: Any, 
         assert exit_code is None
         before, newest = newest, newest_step(fired / "checkpoints")
         assert newest >= before
+        if newest == 0:  # the machine has more to do now than when the epochs were timed
+            epoch_s *= 1.5
         assert newest_step(fired / "best") >= 1 or newest == 0
     assert newest > 0
     ended = gpipe.train(tmp_path, "resume=fired", "partitions=2", "workers=0")

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -47,6 +48,10 @@ def sums(context: RankContext, _: str) -> str:
 
 def big(context: RankContext, _: str) -> str:
     return "x" * 10_000_000 if context.is_main else "not this one"
+
+
+def address(context: RankContext, _: str) -> str:
+    return os.environ["MASTER_ADDR"]
 
 
 def collects(context: RankContext, _: str) -> str:
@@ -121,6 +126,7 @@ def main() -> int:
     given = dict(option.split("=") for option in options)
     start_method = given.pop("start_method", None)
     times = int(given.pop("times", "1"))
+    lists_threads = given.pop("lists_threads", None)
     numbers = {key: int(value) for key, value in given.items()}
     try:
         plan = plan_ranks(
@@ -132,12 +138,16 @@ def main() -> int:
         )
         if start_method:
             plan = dataclasses.replace(plan, start_method=start_method)
+        if lists_threads:
+            gc.disable()
         if case == "collects":
             Garbage()
         for _ in range(times):
             result = launch(globals()[case], "payload", plan)
     except GpipeError as error:
         print(f"gpipe: error: {error}", file=sys.stderr)
+        if lists_threads:  # those of libraries too
+            sys.stdout.write("".join(path.read_text() for path in Path("/proc/self/task").glob("*/comm")))
         return error.exit_code
     except KeyboardInterrupt:
         print("gpipe: interrupted", file=sys.stderr)

@@ -95,6 +95,10 @@ def test_what_an_earlier_run_left_behind_is_not_collected_by_the_ranks() -> None
     assert run("collects").stdout == "rank 0 has collected\n"
 
 
+def test_the_ranks_of_this_machine_find_each_other_without_looking_up_a_name() -> None:
+    assert run("address").stdout == "127.0.0.1\n"
+
+
 def test_a_result_larger_than_a_pipe_comes_back_whole() -> None:
     assert run("big").stdout == "10000000 characters\n"
 
@@ -111,6 +115,14 @@ def test_a_bug_shows_its_traceback_once_and_its_cause_last(start_method: str) ->
 def test_an_error_of_the_user_is_one_line_with_its_own_exit_code() -> None:
     ended = run("user_error", "partitions=4")
     assert (ended.exit_code, ended.stderr) == (2, "gpipe: error: dataset.path=/nowhere: no such directory\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the threads of a process")
+def test_a_run_that_failed_leaves_no_thread_in_its_launcher() -> None:
+    # The store's thread, waited for by whatever collects the garbage later, was a suspect when a test run hung.
+    ended = run("early_error", "lists_threads=yes")
+    assert ended.exit_code == 1
+    assert len(ended.stdout.splitlines()) == 1
 
 
 def test_an_error_before_the_first_communication_ends_the_run() -> None:
