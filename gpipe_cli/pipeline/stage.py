@@ -68,6 +68,8 @@ class Stage:
         self._stashed: dict[int, Packet] = {}  # micro-batch -> inputs to recompute from
         self._leaves: dict[int, tuple[Tensor, ...]] = {}
         self._outputs: dict[int, tuple[Tensor, ...]] = {}
+        # Micro-batches in which nothing is trained here or before, as in a frozen body: how many inputs each has.
+        self._untrained: dict[int, int] = {}
         # Whether the layers overwrite an input in place; None until the first pass has shown it.
         self._overwrites: tuple[bool, ...] | None = None
 
@@ -79,7 +81,11 @@ class Stage:
         ``keep``: hold the activations for the backward pass; otherwise only the inputs, and :meth:`rematerialize` must
         come before :meth:`backward`. With ``ending`` (the last stage) the packet returned holds the loss.
         """
-        if not keep:
+        trainable = any(packet.requires_grad) or any(p.requires_grad for p in self._module.parameters())
+        keep = keep and trainable
+        if not trainable:
+            self._untrained[micro_batch] = len(packet.requires_grad)
+        elif not keep:
             self._stashed[micro_batch] = packet
         with torch.set_grad_enabled(keep):
             outputs, is_tuple = self._run(micro_batch, packet, counters, ending, recomputing=False)
@@ -89,12 +95,13 @@ class Stage:
         else:
             # Without a graph it is unknown which outputs depend on parameters; the backward pass drops what is not
             # needed.
-            trainable = any(packet.requires_grad) or any(p.requires_grad for p in self._module.parameters())
             flags = tuple(trainable and _differentiable(tensor) for tensor in outputs)
         return Packet(tuple(tensor.detach() for tensor in outputs), is_tuple, flags)
 
     def rematerialize(self, micro_batch: int, counters: Counters, ending: Ending | None) -> None:
-        """Compute a micro-batch's activations again from its inputs."""
+        """Compute a micro-batch's activations again from its inputs, if anything here or before is trained."""
+        if micro_batch in self._untrained:
+            return
         packet = self._stashed.pop(micro_batch)
         self.num_rematerializations += 1
         with torch.enable_grad():
@@ -102,6 +109,9 @@ class Stage:
 
     def backward(self, micro_batch: int, gradients: Sequence[Tensor | None]) -> Packet:
         """Accumulate parameter gradients; returns the gradients of the stage's inputs, None where there is none."""
+        if micro_batch in self._untrained:
+            num_inputs = self._untrained.pop(micro_batch)
+            return Packet((None,) * num_inputs, True, (False,) * num_inputs)
         outputs = self._outputs.pop(micro_batch)
         leaves = self._leaves.pop(micro_batch)
         roots = [
@@ -129,7 +139,7 @@ class Stage:
     def abandon(self) -> None:
         """Forget a mini-batch that failed half way."""
         self._statistics.discard()
-        for held in (self._stashed, self._leaves, self._outputs):
+        for held in (self._stashed, self._leaves, self._outputs, self._untrained):
             held.clear()
 
     def _run(

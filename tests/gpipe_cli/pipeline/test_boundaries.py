@@ -219,6 +219,21 @@ def test_frozen_layers_get_no_gradient_and_pass_none_on(step, remat):
         assert report["losses"] == [24.0]
         assert report["gradients"]["2.weight"].item() == 6.0
         assert report["without_gradient"] == ["0.weight", "1.weight"]
+        # Only where something is trained is anything recomputed: the first of two micro-batches, in the last stage.
+        assert report["num_rematerializations"] == (1 if remat == "full" else 0)
+
+
+@pytest.mark.parametrize("remat", ["full", "none"])
+def test_a_frozen_stage_passes_on_the_gradient_of_what_is_trained_before_it(step, remat):
+    def make() -> nn.Sequential:
+        model = nn.Sequential(weight([[2.0]]), weight([[3.0]]), weight([[4.0]]))
+        model[1].requires_grad_(False)
+        return model
+
+    x = torch.ones(4, 1, dtype=torch.float64)
+    report = step(make, x, x, mean, partitions=3, micro_batches=2, remat=remat)
+    assert {name: gradient.item() for name, gradient in report["gradients"].items()} == {"0.weight": 12, "2.weight": 6}
+    assert report["without_gradient"] == ["1.weight"]
 
 
 def test_a_layer_that_returns_something_else_is_named():
