@@ -61,7 +61,8 @@ class PlanConfig:
     schedule: Literal["gpipe", "1f1b", "interleaved"] = setting("order of the micro-batches in the pipeline")
     balance: tuple[int, ...] | None = setting("layers in each partition, [5,4]; null: by cut", at_least=1)
     cut: Literal["flops", "time", "memory"] = setting(
-        "what the largest partition has least of: flops: predicted time; time: time measured here (cpu); memory: bytes"
+        "what the largest partition has least of: flops: predicted time; memory: bytes; time: measured here (cpu), "
+        "and then the partitions are timed in short steps"
     )
     bytes_per_parameter: int | None = setting(
         "weight, gradient and optimizer together; null: 4 + 4 + 4 for each value that the optimizer keeps", at_least=1

@@ -26,6 +26,10 @@ def run(config: PlanConfig) -> int:
     gc.freeze()
     automatic = "auto" in (config.partitions, config.micro_batches)
     plan = best(planner) if automatic else planner.evaluate(planner.first_choice())
+    if config.cut == "time":
+        from gpipe_cli.planning.measuring import with_measured_stages
+
+        plan = with_measured_stages(config, plan)
     lines = describe(config, plan, planner.bytes_per_parameter)
     if not plan.fits:
         lines += suggest(plan, suggestions(planner, plan))

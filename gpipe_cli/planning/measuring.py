@@ -1,25 +1,39 @@
-"""Times measured on this machine, for plans that start from the clock instead of counted operations."""
+"""Times measured on this machine, for plans that start from the clock instead of counted operations (cut=time).
+
+First the layers alone, which gives the cut. Then the stages of that cut, each in its rank, in a few short steps of the
+pipeline itself: ranks that compute beside each other share the memory's bandwidth, what a pass reads has left the
+caches since it was written, and a result is copied before it is sent. A layer alone shows nothing of that.
+"""
 
 from __future__ import annotations
 
-import math
 import statistics
+import time
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
-from gpipe_cli.pipeline import Layers
+from gpipe_cli.distributed.devices import RankPlan, available_cores
+from gpipe_cli.distributed.launch import RankContext, launch
+from gpipe_cli.pipeline import Layers, Pipeline
 from gpipe_cli.pipeline.profile import measure_layers
 from gpipe_cli.pipeline.schedule import Event, OperationKind
-from gpipe_cli.pipeline.simulate import StageCost
+from gpipe_cli.pipeline.simulate import StageCost, simulate
 from gpipe_cli.planning.cpu import threads_of_rank
-from gpipe_cli.planning.network import sample_of
+from gpipe_cli.planning.network import layers_of, loss_of, mini_batch_of, sample_of
+from gpipe_cli.training.networks import tied_parameters
+from gpipe_cli.training.optimizer import build_optimizer
 
 if TYPE_CHECKING:
     from gpipe_cli.config_plan import PlanConfig
+    from gpipe_cli.planning.planner import Plan
+
+NUM_MICRO_BATCHES = 4  # enough for passes whose neighbours are busy too
+NUM_STEPS = 5  # after one that warms up
 
 
 def measured_layers(config: PlanConfig, layers: Layers, num_samples: int, ranks: int) -> tuple[float, ...]:
@@ -31,6 +45,35 @@ def measured_layers(config: PlanConfig, layers: Layers, num_samples: int, ranks:
         return measure_layers(layers, sample, torch.device("cpu"))
     finally:
         torch.set_num_threads(threads)
+
+
+def with_measured_stages(config: PlanConfig, plan: Plan) -> Plan:
+    """The plan with the times of its stages as measured here; as it is where its ranks would outnumber the cores.
+
+    Only short steps of schedule=gpipe are measured, with and without re-materialization: the schedule and the number of
+    micro-batches of the plan, and which of them are recomputed, are simulated.
+    """
+    num_ranks = plan.schedule.num_ranks
+    if num_ranks > available_cores():
+        return plan
+    recomputing = {stage for stage, _ in plan.schedule.rematerialized}
+    jobs = [_Job(config, plan.balance, plan.num_samples, remat) for remat in ("full", "none")]
+    ran = launch(
+        _measure_rank,
+        jobs,
+        RankPlan(
+            num_ranks=num_ranks,
+            num_threads=config.threads or threads_of_rank(num_ranks),
+            device_type="cpu",
+            backend="gloo",
+            start_method="fork",
+        ),
+    )
+    costs = [stage.cost for stage in plan.stages]
+    recomputed, kept = (_measured_costs(steps, costs, plan.schedule.stages_of_rank) for steps in ran)
+    costs = [recomputed[n] if n in recomputing else kept[n] for n in range(len(costs))]
+    stages = tuple(replace(stage, cost=cost) for stage, cost in zip(plan.stages, costs, strict=True))
+    return replace(plan, stages=stages, simulation=simulate(plan.schedule, costs), is_timed=True)
 
 
 def costs_of_events(events: Sequence[Sequence[Event]], costs: Sequence[StageCost]) -> tuple[StageCost, ...]:
@@ -55,32 +98,79 @@ def costs_of_events(events: Sequence[Sequence[Event]], costs: Sequence[StageCost
     )
 
 
-def costs_between(
-    small: Sequence[StageCost], num_small: int, large: Sequence[StageCost], num_large: int, num_samples: int
+@dataclass(frozen=True)
+class _Job:
+    config: PlanConfig
+    balance: tuple[int, ...]
+    num_samples: int
+    remat: str
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """What a rank did in several steps. `rest_s`: of each, what came before the first and after the last operation."""
+
+    events: list[Event]
+    rest_s: list[float]
+
+
+def _measure_rank(context: RankContext, jobs: Sequence[_Job]) -> list[list[_Steps]]:
+    """For each job the steps of every rank."""
+    measured = []
+    for job in jobs:
+        own = _steps(job)
+        every: list[_Steps | None] = [own] * context.world_size
+        if context.world_size > 1:
+            dist.all_gather_object(every, own)
+        measured.append([steps for steps in every if steps is not None])
+    return measured
+
+
+def _steps(job: _Job) -> _Steps:
+    step = _training(job)
+    step()
+    steps = _Steps([], [])
+    for _ in range(NUM_STEPS):
+        events, rest_s = step()
+        steps.events.extend(events)
+        steps.rest_s.append(rest_s)
+    return steps
+
+
+def _training(job: _Job) -> Callable[[], tuple[list[Event], float]]:
+    """A function that makes an optimizer step, as `gpipe train` does; returns its events and the rest of its time."""
+    config = job.config
+    pipe = Pipeline(
+        layers_of(config),
+        len(job.balance),
+        NUM_MICRO_BATCHES,
+        loss_fn=loss_of(config),
+        balance=job.balance,
+        remat=job.remat,
+        autocast=torch.bfloat16 if config.precision == "bf16" else None,
+        ties=tied_parameters(config.model),
+    )
+    if config.model.seq_len is None:
+        pipe.module.to(memory_format=torch.channels_last)
+    inputs, targets = mini_batch_of(config, NUM_MICRO_BATCHES * job.num_samples)
+    optimizer = build_optimizer(pipe.named_parameters(), config.optimizer)
+
+    def step() -> tuple[list[Event], float]:
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        cleared = time.perf_counter()
+        events = pipe.forward_backward(inputs, targets).trace.events
+        optimizer.step()
+        return events, cleared - began + time.perf_counter() - events[-1].end_s
+
+    return step
+
+
+def _measured_costs(
+    ran: Sequence[_Steps], costs: Sequence[StageCost], stages_of_rank: Sequence[Sequence[int]]
 ) -> tuple[StageCost, ...]:
-    """Costs for micro-batches of `num_samples` from those of two other sizes: a fixed part and one per sample.
-
-    Raises ValueError unless the two sizes differ.
-    """
-    if num_small == num_large:
-        raise ValueError(f"two sizes of micro-batch are needed, both are {num_small}")
-    share = (num_samples - num_small) / (num_large - num_small)
-
-    def between(one: float, other: float) -> float:
-        return max(0.0, one + share * (other - one))
-
-    def middle(one: StageCost, other: StageCost) -> StageCost:
-        recompute = (one.seconds(OperationKind.REMATERIALIZE), other.seconds(OperationKind.REMATERIALIZE))
-        return StageCost(
-            forward_s=between(one.forward_s, other.forward_s),
-            backward_s=between(one.backward_s, other.backward_s),
-            rematerialize_s=between(*recompute),
-            transfer_s=between(one.transfer_s, other.transfer_s),
-            update_s=(one.update_s + other.update_s) / 2,
-            input_bytes=math.ceil(between(one.input_bytes, other.input_bytes)),
-            activation_bytes=math.ceil(between(one.activation_bytes, other.activation_bytes)),
-            saved_bytes=math.ceil(between(one.saved_bytes, other.saved_bytes)),
-            shared_bytes=math.ceil(between(one.shared_bytes, other.shared_bytes)),
-        )
-
-    return tuple(middle(one, other) for one, other in zip(small, large, strict=True))
+    measured = list(costs_of_events([steps.events for steps in ran], costs))
+    for steps, stages in zip(ran, stages_of_rank, strict=True):
+        for stage in stages:
+            measured[stage] = replace(measured[stage], update_s=statistics.median(steps.rest_s) / len(stages))
+    return tuple(measured)

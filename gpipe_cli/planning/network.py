@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from gpipe_cli.errors import ConfigError
+from gpipe_cli.pipeline import Layers
 from gpipe_cli.pipeline.counting import Loss, NetworkCount, count_network
 from gpipe_cli.planning.planner import Planner
-from gpipe_cli.training.language_loss import CountedLanguageLoss
+from gpipe_cli.training.language_loss import CountedLanguageLoss, build_language_loss
+from gpipe_cli.training.losses import build_loss
+from gpipe_cli.training.made_up import made_up_inputs, made_up_targets
 from gpipe_cli.training.networks import build_network
 
 if TYPE_CHECKING:
@@ -23,20 +27,44 @@ DEFAULT_IMAGE_SIZE, DEFAULT_NUM_CLASSES = 224, 1000
 
 def make_planner(config: PlanConfig) -> Planner:
     """The planner of a configuration. Raises ConfigError for a network that cannot be built or counted."""
-    layers = build_network(config.model, config.num_classes or DEFAULT_NUM_CLASSES, _image_size(config), seed=0)
+    layers = layers_of(config)
     return Planner(config, _counted(config, layers), layers)
+
+
+def layers_of(config: PlanConfig) -> Layers:
+    """The network's layers. Raises ConfigError for one that cannot be built."""
+    return build_network(config.model, _num_classes(config), _image_size(config), seed=0)
+
+
+def loss_of(config: PlanConfig) -> Callable[[Any, Any], Tensor]:
+    """The mean loss that it is trained with."""
+    return build_loss(0.0, config.model.aux_weight) if config.model.seq_len is None else build_language_loss()
 
 
 def sample_of(config: PlanConfig, num_samples: int, device: torch.device) -> Tensor:
     """Inputs of `num_samples` samples: token ids for a network that reads text, else pictures (channels-last)."""
-    size = _image_size(config)
-    if size is None:
-        assert config.model.seq_len is not None
-        return torch.zeros(num_samples, config.model.seq_len, dtype=torch.int64, device=device)
-    pictures = torch.empty(num_samples, 3, size, size, device=device)
-    if device.type != "meta":
-        pictures.normal_(generator=torch.Generator(device).manual_seed(0))
-    return pictures.contiguous(memory_format=torch.channels_last)
+    generator = None if device.type == "meta" else torch.Generator(device).manual_seed(0)
+    inputs = made_up_inputs(
+        num_samples,
+        image_size=_image_size(config),
+        seq_len=config.model.seq_len,
+        num_tokens=_num_classes(config),
+        generator=generator,
+    )
+    return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
+
+
+def mini_batch_of(config: PlanConfig, num_samples: int) -> tuple[Tensor, Tensor]:
+    """Inputs on the CPU as of `sample_of`, and int64 targets: of each picture, or of each token."""
+    inputs = sample_of(config, num_samples, torch.device("cpu"))
+    return inputs, made_up_targets(inputs, _num_classes(config), torch.Generator().manual_seed(0))
+
+
+def _num_classes(config: PlanConfig) -> int:
+    """Those of the last layer; of a network that reads text also the tokens that it knows."""
+    if config.model.name == "transformer":
+        return config.model.vocab_size
+    return config.num_classes or DEFAULT_NUM_CLASSES
 
 
 def _image_size(config: PlanConfig) -> int | None:

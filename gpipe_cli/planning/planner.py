@@ -46,7 +46,10 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A predicted training step. Tuples have an entry per stage, those named `_per_rank` one per rank."""
+    """A predicted training step. Tuples have an entry per stage, those named `_per_rank` one per rank.
+
+    `is_timed`: the times of its stages are measured, and only their order is simulated.
+    """
 
     choice: Choice
     schedule: Schedule
@@ -54,10 +57,16 @@ class Plan:
     stages: tuple[Stage, ...]
     simulation: Simulation
     memory_bytes_per_rank: tuple[int, ...]
+    is_timed: bool = False
 
     @property
     def balance(self) -> tuple[int, ...]:
         return tuple(len(stage.layers) for stage in self.stages)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the largest micro-batch."""
+        return math.ceil(self.choice.batch_size / self.choice.micro_batches)
 
     @property
     def samples_per_s(self) -> float:

@@ -117,7 +117,8 @@ def _stage_table(plan: Plan) -> list[str]:
         left_out = len(rows) - 2 * half
         lines = [*lines[: 1 + half], f"... {left_out} more stages between ...", *lines[-half:]]
     legend = "GB under full, except_last and none: peak activations with that remat; times: of one micro-batch"
-    return [*lines, f"({legend}; update: of the optimizer, once)"]
+    measured = ", MEASURED here in short steps" if plan.is_timed else ""
+    return [*lines, f"({legend}{measured}; update: of the optimizer, once)"]
 
 
 def _result(plan: Plan) -> list[str]:

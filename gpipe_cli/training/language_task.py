@@ -18,6 +18,7 @@ from gpipe_cli.errors import TrainingError
 from gpipe_cli.training.language_loss import build_language_loss
 from gpipe_cli.training.language_metrics import LanguageResult, TokenCounts, language_result
 from gpipe_cli.training.losses import LossFn
+from gpipe_cli.training.made_up import made_up_inputs
 from gpipe_cli.training.networks import build_network, tied_parameters
 from gpipe_cli.training.task import Split
 
@@ -57,10 +58,10 @@ class LanguageTask:
         return tied_parameters(self.config.model)
 
     def sample(self, num_samples: int, *, meta: bool) -> Tensor:
-        shape = (num_samples, self.info.seq_len)
-        if meta:
-            return torch.empty(shape, dtype=torch.int64, device="meta")
-        return torch.randint(self.info.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+        generator = None if meta else torch.Generator().manual_seed(0)
+        return made_up_inputs(
+            num_samples, seq_len=self.info.seq_len, num_tokens=self.info.vocab_size, generator=generator
+        )
 
     def loss_fn(self) -> LossFn:
         """The training loss; for a user's network also a check of what the last layer returns."""

@@ -13,6 +13,7 @@ from gpipe_cli.data.info import DataInfo
 from gpipe_cli.data.loaders import BatchLoader, SkippedPictures, eval_loader, train_loader
 from gpipe_cli.errors import TrainingError
 from gpipe_cli.training.losses import LossFn, Outputs, build_loss
+from gpipe_cli.training.made_up import made_up_inputs
 from gpipe_cli.training.metrics import Accuracy, EvalResult, result_of
 from gpipe_cli.training.networks import build_network
 from gpipe_cli.training.task import Split
@@ -43,10 +44,8 @@ class PictureTask:
         return ()
 
     def sample(self, num_samples: int, *, meta: bool) -> Tensor:
-        shape = (num_samples, 3, self.image_size, self.image_size)
-        if meta:
-            return torch.empty(shape, device="meta")
-        pictures = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        generator = None if meta else torch.Generator().manual_seed(0)
+        pictures = made_up_inputs(num_samples, image_size=self.image_size, generator=generator)
         layout = torch.channels_last if self.config.channels_last else torch.contiguous_format
         return pictures.contiguous(memory_format=layout)
 

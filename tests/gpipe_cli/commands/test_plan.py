@@ -33,6 +33,14 @@ def test_auto_chooses(capsys):
     assert ": fits" in capsys.readouterr().out
 
 
+def test_cut_time_says_that_times_are_measured(capsys):
+    words = (*TINY[:-1], "hardware=cpu", "partitions=1", "micro_batches=2", "threads=1")
+    assert plan(*words) == 0
+    assert "MEASURED" not in capsys.readouterr().out
+    assert plan(*words, "cut=time") == 0
+    assert "times: of one micro-batch, MEASURED here" in capsys.readouterr().out
+
+
 def test_a_plan_that_does_not_fit_says_what_to_change_and_succeeds(capsys):
     assert plan(*TINY, "partitions=2", "micro_batches=1", "remat=none", "hardware.memory_gb=0.606") == 0
     text = capsys.readouterr().out

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
+from pathlib import Path
+
 import pytest
 
+from gpipe_cli.compose import load
 from gpipe_cli.pipeline.policies import make_schedule
 from gpipe_cli.pipeline.simulate import StageCost, simulate
-from gpipe_cli.planning.measuring import costs_between, costs_of_events
+from gpipe_cli.planning import measuring
+from gpipe_cli.planning.measuring import costs_of_events
 from gpipe_cli.planning.network import make_planner
 
 
@@ -32,16 +37,6 @@ def test_one_slow_operation_does_not_count():
     first = events[0][0]
     events[0][0] = type(first)(first.operation, first.start_s - 100, first.end_s)
     assert costs_of_events(events, [StageCost(0.0, 0.0)])[0].forward_s == 1.0
-
-
-def test_two_sizes_give_the_fixed_part_and_the_part_per_sample():
-    def costs(num_samples: int) -> list[StageCost]:
-        return [StageCost(1.0 + 2.0 * num_samples, 3.0 * num_samples, input_bytes=10 * num_samples)]
-
-    (found,) = costs_between(costs(2), 2, costs(8), 8, 4)
-    assert (found.forward_s, found.backward_s, found.input_bytes) == (pytest.approx(9), pytest.approx(12), 40)
-    with pytest.raises(ValueError, match="both are 2"):
-        costs_between(costs(2), 2, costs(2), 2, 4)
 
 
 def test_cut_time_plans_by_the_clock(plan_config, monkeypatch):
@@ -78,3 +73,57 @@ def test_measuring_layers_runs_them_on_this_machine(plan_config):
     seconds = measured_layers(config, planner._layers, 2, 2)
     assert len(seconds) == planner.num_layers
     assert min(seconds) > 0
+
+
+SLOW_NETWORK = """
+    import time
+    from functools import partial
+    from torch import nn
+
+    class Slow(nn.Linear):
+        def forward(self, value):
+            time.sleep(0.05)
+            return super().forward(value)
+
+    def layers(num_classes):
+        return [("flat", nn.Flatten), ("slow", partial(Slow, 192, 8)), ("head", partial(nn.Linear, 8, num_classes))]
+"""
+
+
+@pytest.fixture
+def slow_plan(tmp_path: Path, monkeypatch):
+    """The configuration and the plan, by counted operations, of a network whose second layer sleeps for 50 ms."""
+    (tmp_path / "slow.py").write_text(textwrap.dedent(SLOW_NETWORK))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(*words: str):
+        settings = ("model=module", "model.factory=slow:layers", "image_size=8", "num_classes=4", "batch_size=16")
+        fixed = ("hardware=cpu", "threads=1", "partitions=2", "micro_batches=8", "balance=[2,1]")
+        config = load("plan", [*settings, *fixed, *words])
+        planner = make_planner(config)
+        return config, planner.evaluate(planner.first_choice())
+
+    return make
+
+
+@pytest.mark.parametrize(("remat", "num_passes"), [("none", 8), ("full", 8 + 7)])
+def test_stages_take_what_they_take_in_a_pipeline(slow_plan, monkeypatch, remat, num_passes):
+    monkeypatch.setattr(measuring, "available_cores", lambda: 2)
+    config, counted = slow_plan(f"remat={remat}")
+    assert counted.simulation.step_time_s < 0.25
+    plan = measuring.with_measured_stages(config, counted)
+    assert plan.is_timed
+    slow, head = (stage.cost for stage in plan.stages)
+    assert 0.05 <= slow.forward_s < 0.1
+    assert 0 < slow.backward_s < slow.forward_s
+    assert 0 < head.forward_s < slow.forward_s
+    assert min(slow.update_s, head.update_s) > 0
+    # Eight micro-batches, seven of which the first stage computes again: what was not measured is simulated.
+    assert num_passes * 0.05 <= plan.simulation.step_time_s < 2 * num_passes * 0.05
+    assert plan.memory_bytes_per_rank == counted.memory_bytes_per_rank
+
+
+def test_ranks_without_a_core_of_their_own_are_not_timed(slow_plan, monkeypatch):
+    monkeypatch.setattr(measuring, "available_cores", lambda: 1)
+    config, counted = slow_plan()
+    assert measuring.with_measured_stages(config, counted) is counted
