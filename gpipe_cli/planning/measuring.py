@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from gpipe_cli.planning.planner import Plan
 
 NUM_MICRO_BATCHES = 4  # enough for passes whose neighbours are busy too
-NUM_STEPS = 5  # after one that warms up
+NUM_WARMUP_STEPS = 2
+MEASURED_S = 3.0  # short steps are many, ...
+FEWEST_STEPS = 5  # ... long ones at least so many
 
 
 def measured_layers(config: PlanConfig, layers: Layers, num_samples: int, ranks: int) -> tuple[float, ...]:
@@ -128,9 +130,15 @@ def _measure_rank(context: RankContext, jobs: Sequence[_Job]) -> list[list[_Step
 
 def _steps(job: _Job) -> _Steps:
     step = _training(job)
-    step()
+    for _ in range(NUM_WARMUP_STEPS):
+        began = time.perf_counter()
+        step()
+    # Of the last step that warms up, the longest of all ranks: all make the same number of steps.
+    step_s = torch.tensor(time.perf_counter() - began)
+    if dist.is_initialized():
+        dist.all_reduce(step_s, op=dist.ReduceOp.MAX)
     steps = _Steps([], [])
-    for _ in range(NUM_STEPS):
+    for _ in range(max(FEWEST_STEPS, round(MEASURED_S / float(step_s)))):
         events, rest_s = step()
         steps.events.extend(events)
         steps.rest_s.append(rest_s)
