@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gpipe_cli.distributed.launch import OPERATION_LIMIT
+from gpipe_cli.distributed.local import OPERATION_LIMIT
 from gpipe_cli.training import checkpoint_storage
 
 if TYPE_CHECKING:
