@@ -33,6 +33,7 @@ class _Tracked:
     start: int
     num_channels: int
     num_values: dict[int, int] = field(default_factory=dict)  # micro-batch -> values per channel
+    scratch: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # this module's columns, row by row
     saved: tuple[Tensor, Tensor, Tensor | None, float | None] | None = None
 
     @property
@@ -67,6 +68,8 @@ class BatchNormStatistics:
     def micro_batch(self, index: int, recomputing: bool) -> Iterator[None]:
         """Forward passes inside belong to micro-batch ``index``; those that recompute leave no trace."""
         self._micro_batch, self._recomputing = index, recomputing
+        if self._tracked:
+            self._clear(self._row)
         try:
             yield
         finally:
@@ -110,19 +113,34 @@ class BatchNormStatistics:
         for entry in self._tracked:
             entry.num_values = {}
 
-    def scratch(self, entry: _Tracked) -> tuple[Tensor, Tensor]:
-        """The rows that ``entry`` writes the current micro-batch's mean and variance into."""
-        running = entry.module.running_mean
+    @property
+    def _row(self) -> int:
+        if self._recomputing or self._micro_batch is None:
+            return self._num_micro_batches
+        return self._micro_batch
+
+    def _clear(self, row: int) -> None:
+        """Zeros into a row of the scratch, which is made when it is first needed: only then is its device known."""
+        running = self._tracked[0].module.running_mean
         assert running is not None
-        if self._means is None or self._means.device != running.device:
+        kind = (running.device, running.dtype)
+        if self._means is None or self._variances is None or (self._means.device, self._means.dtype) != kind:
             shape = (self._num_micro_batches + 1, self._width)
             self._means = torch.zeros(shape, dtype=running.dtype, device=running.device)
             self._variances = torch.zeros_like(self._means)
-        assert self._variances is not None
-        row = self._num_micro_batches if self._recomputing else self._micro_batch
-        # Through .data, each view counts its versions alone: autograd remembers the running statistics of every forward
-        # pass, though a training-mode backward pass never reads them, and must not see the other rows change.
-        return self._means.data[row, entry.channels].zero_(), self._variances.data[row, entry.channels].zero_()
+            for entry in self._tracked:
+                rows = zip(self._means[:, entry.channels], self._variances[:, entry.channels], strict=True)
+                entry.scratch = list(rows)
+        else:
+            self._means[row].zero_()
+            self._variances[row].zero_()
+
+    def scratch(self, entry: _Tracked) -> tuple[Tensor, Tensor]:
+        """What ``entry`` writes the current micro-batch's mean and variance into: zeros."""
+        mean, variance = entry.scratch[self._row]
+        # Through .data, each use counts its versions alone: autograd remembers the running statistics of every forward
+        # pass, though a training-mode backward pass never reads them, and must not see them change.
+        return mean.data, variance.data
 
     def note(self, entry: _Tracked, input: Tensor) -> None:
         """Remember how many values a channel had; raises ValueError when a module runs twice on one micro-batch."""
@@ -166,24 +184,29 @@ def _combine(counts: Tensor, means: Tensor, variances: Tensor) -> tuple[Tensor, 
 
 
 class _Enter:
-    """Pre-hook: put scratch in the place of the running statistics."""
+    """Pre-hook: put scratch in the place of the running statistics.
+
+    Into the module's dictionaries: assigning attributes of a module looks through all of them, which for a network of
+    many small batch norms took an eighth of the step.
+    """
 
     def __init__(self, statistics: BatchNormStatistics, entry: _Tracked) -> None:
         self._statistics, self._entry = statistics, entry
 
     def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        entry = self._entry
-        if not (self._statistics.active and module.training):
+        entry, statistics = self._entry, self._statistics
+        if not (statistics.active and module.training):
             return
         assert isinstance(module, _BatchNorm)
-        self._statistics.note(entry, args[0])
-        mean, variance = self._statistics.scratch(entry)
-        assert module.running_mean is not None
-        assert module.running_var is not None
-        entry.saved = (module.running_mean, module.running_var, module.num_batches_tracked, module.momentum)
-        module.running_mean, module.running_var = mean, variance
-        module.num_batches_tracked = None
-        module.momentum = 1.0
+        statistics.note(entry, args[0])
+        buffers = module._buffers
+        mean, variance = buffers["running_mean"], buffers["running_var"]
+        assert mean is not None
+        assert variance is not None
+        entry.saved = (mean, variance, buffers["num_batches_tracked"], module.momentum)
+        buffers["running_mean"], buffers["running_var"] = statistics.scratch(entry)
+        buffers["num_batches_tracked"] = None
+        module.__dict__["momentum"] = 1.0
 
 
 class _Leave:
@@ -196,6 +219,7 @@ class _Leave:
         del args, output
         entry = self._entry
         if entry.saved is not None:
-            assert isinstance(module, _BatchNorm)
-            module.running_mean, module.running_var, module.num_batches_tracked, module.momentum = entry.saved
+            buffers = module._buffers
+            buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"], momentum = entry.saved
+            module.__dict__["momentum"] = momentum
             entry.saved = None
