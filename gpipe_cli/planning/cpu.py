@@ -78,17 +78,18 @@ def threads_of_rank(num_ranks: int) -> int:
     return max(1, available_cores() // num_ranks)
 
 
+def cpu_ranks(num_ranks: int, num_threads: int) -> RankPlan:
+    """Processes on this machine's cores, to measure with."""
+    return RankPlan(
+        num_ranks=num_ranks, num_threads=num_threads, device_type="cpu", backend="gloo", start_method="fork"
+    )
+
+
 def measure(num_ranks: int, precision: str, num_threads: int) -> Rates:
     """Rates of one of `num_ranks` ranks that compute at the same time; more threads than cores share them."""
     cores = available_cores()
     num_processes = min(num_ranks, cores, MOST_RANKS)
-    plan = RankPlan(
-        num_ranks=num_processes,
-        num_threads=num_threads,
-        device_type="cpu",
-        backend="gloo",
-        start_method="fork",
-    )
+    plan = cpu_ranks(num_processes, num_threads)
     probes = Probes(_probe(_convolutions(), (4, 64, 28, 28)), _probe(_memory_bound(), (4, 64, 56, 56)), precision)
     rates = launch(_measure_rank, probes, plan)
     share = min(1.0, max(cores, num_processes * num_threads) / (num_ranks * num_threads))

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from gpipe_cli.distributed.devices import RankPlan, available_cores
+from gpipe_cli.distributed.devices import available_cores
 from gpipe_cli.distributed.launch import RankContext, launch
 from gpipe_cli.pipeline import Layers, Pipeline
 from gpipe_cli.pipeline.profile import measure_layers
 from gpipe_cli.pipeline.schedule import Event, OperationKind
 from gpipe_cli.pipeline.simulate import StageCost, simulate
-from gpipe_cli.planning.cpu import threads_of_rank
+from gpipe_cli.planning.cpu import cpu_ranks, threads_of_rank
 from gpipe_cli.planning.network import layers_of, loss_of, mini_batch_of, sample_of
 from gpipe_cli.training.networks import tied_parameters
 from gpipe_cli.training.optimizer import build_optimizer
@@ -52,28 +52,22 @@ def measured_layers(config: PlanConfig, layers: Layers, num_samples: int, ranks:
 def with_measured_stages(config: PlanConfig, plan: Plan) -> Plan:
     """The plan with the times of its stages as measured here; as it is where its ranks would outnumber the cores.
 
-    Only short steps of schedule=gpipe are measured, with and without re-materialization: the schedule and the number of
-    micro-batches of the plan, and which of them are recomputed, are simulated.
+    Only short steps of schedule=gpipe are measured, with re-materialization for stages that recompute anything and
+    without for the others: the plan's schedule, its micro-batches, and which of them are recomputed, are simulated.
     """
     num_ranks = plan.schedule.num_ranks
     if num_ranks > available_cores():
         return plan
     recomputing = {stage for stage, _ in plan.schedule.rematerialized}
-    jobs = [_Job(config, plan.balance, plan.num_samples, remat) for remat in ("full", "none")]
-    ran = launch(
-        _measure_rank,
-        jobs,
-        RankPlan(
-            num_ranks=num_ranks,
-            num_threads=config.threads or threads_of_rank(num_ranks),
-            device_type="cpu",
-            backend="gloo",
-            start_method="fork",
-        ),
-    )
-    costs = [stage.cost for stage in plan.stages]
-    recomputed, kept = (_measured_costs(steps, costs, plan.schedule.stages_of_rank) for steps in ran)
-    costs = [recomputed[n] if n in recomputing else kept[n] for n in range(len(costs))]
+    modes = ["full" if number in recomputing else "none" for number in range(len(plan.stages))]
+    jobs = [_Job(config, plan.balance, plan.num_samples, remat) for remat in sorted(set(modes))]
+    ran = launch(_measure_rank, jobs, cpu_ranks(num_ranks, config.threads or threads_of_rank(num_ranks)))
+    counted = [stage.cost for stage in plan.stages]
+    measured = {
+        job.remat: _measured_costs(steps, counted, plan.schedule.stages_of_rank)
+        for job, steps in zip(jobs, ran, strict=True)
+    }
+    costs = [measured[remat][number] for number, remat in enumerate(modes)]
     stages = tuple(replace(stage, cost=cost) for stage, cost in zip(plan.stages, costs, strict=True))
     return replace(plan, stages=stages, simulation=simulate(plan.schedule, costs), is_timed=True)
 
