@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import select
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,7 +108,8 @@ def entry() -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `gpipe` with the arguments (default: those of the process) and returns its exit code.
 
-    Errors that a user can cause become one line on stderr; any other exception is a bug and passes through.
+    Errors that a user can cause become one line on stderr; any other exception is a bug and passes through. It ends
+    without a word when the reader of its output has gone.
     """
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
@@ -117,6 +119,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("gpipe: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        if not _nobody_reads(sys.stdout.fileno()):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains while it exits
+        return 141
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -198,10 +205,12 @@ def _unknown_command(word: str) -> ConfigError:
 
 
 def _show(text: str) -> int:
-    """Prints to stdout; quiet when its reader has gone (`gpipe train --help | head -1`)."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains while it exits
-        return 141
+    print(text, flush=True)
     return 0
+
+
+def _nobody_reads(descriptor: int) -> bool:
+    """Whether the reader of a pipe has gone (`gpipe bench | head -1`)."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpipe_cli.checks import check_made_up_input, check_model
-from gpipe_cli.config import ModelConfig, OptimizerConfig
+from gpipe_cli.config import SCHEDULE_HELP, ModelConfig, OptimizerConfig
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.fields import about, one_or_more, setting
 
@@ -29,9 +29,7 @@ class BenchConfig:
         "re-materialization: recompute activations in the backward pass to save memory; "
         "auto: keep what fits into memory_gb, recompute the rest; null: the suite's, or [full,none]"
     )
-    schedule: tuple[Literal["gpipe", "1f1b", "interleaved"], ...] = one_or_more(
-        "order of the micro-batches in the pipeline"
-    )
+    schedule: tuple[Literal["gpipe", "1f1b", "eager_1f1b", "interleaved"], ...] = one_or_more(SCHEDULE_HELP)
     baseline: tuple[Literal["single", "naive", "torch"], ...] | None = one_or_more(
         "what each row is compared with, measured in turn with it: single: an ordinary PyTorch loop on all cores; "
         "naive: the partitions without pipelining, one micro-batch; torch: torch.distributed.pipelining's ScheduleGPipe"

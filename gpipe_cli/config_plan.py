@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpipe_cli.checks import check_made_up_input, check_model
-from gpipe_cli.config import ModelConfig, OptimizerConfig
+from gpipe_cli.config import SCHEDULE_HELP, ModelConfig, OptimizerConfig
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.fields import about, setting
 
@@ -58,7 +58,7 @@ class PlanConfig:
     remat: Literal["full", "except_last", "none", "auto"] = setting(
         "re-materialization: recompute activations in the backward pass; auto: keep what fits, recompute the rest"
     )
-    schedule: Literal["gpipe", "1f1b", "interleaved"] = setting("order of the micro-batches in the pipeline")
+    schedule: Literal["gpipe", "1f1b", "eager_1f1b", "interleaved"] = setting(SCHEDULE_HELP)
     balance: tuple[int, ...] | None = setting("layers in each partition, [5,4]; null: by cut", at_least=1)
     cut: Literal["flops", "time", "memory"] = setting(
         "what the largest partition has least of: flops: predicted time; memory: bytes; time: measured here (cpu), "

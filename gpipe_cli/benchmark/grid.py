@@ -136,7 +136,9 @@ def baseline_of(case: Case, kind: str) -> Case | None:
             return None  # it is the row itself
         # One micro-batch: the cut may differ, as the last partition then recomputes nothing.
         return uncut(case, baseline=NAIVE, micro_batches=1, schedule="gpipe")
-    return replace(case, baseline=TORCH, schedule="gpipe", kept=None, name=None)
+    if case.schedule == "gpipe":
+        return replace(case, baseline=TORCH, kept=None, name=None)
+    return uncut(case, baseline=TORCH, schedule="gpipe")  # the cut for another schedule would be to its disadvantage
 
 
 def uncut(case: Case, **changes: Any) -> Case:

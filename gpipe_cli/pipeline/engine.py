@@ -20,10 +20,10 @@ from . import gradients
 from .layers import Layers, Partition, build_layers, find_ties, named_layers
 from .microbatch import Value, flatten, merge, num_samples, split, split_sizes
 from .partition import check_balance, cut, layer_ranges
-from .policies import make_forward_schedule, make_schedule
+from .policies import cut_weights, make_forward_schedule, make_schedule
 from .randomness import preserved_generators
 from .runtime import TARGET_CHANNEL, Links, Runtime, StepTrace, make_links
-from .schedule import Schedule, stage_weights
+from .schedule import Schedule
 from .stage import Counters, Stage, StageLayer
 from .transport import Packet, ProcessGroups, Receiver, Sender, make_process_groups, open_connections
 from .validation import validate_schedule
@@ -67,8 +67,8 @@ class Pipeline:
     ``layers``: an nn.Sequential, or pairs of a name and a factory (or a module). A rank builds only its own.
     ``loss_fn(outputs, targets)`` returns the mean over its samples. ``balance``: layers per partition; without it the
     cut minimises the largest partition's work by ``costs`` (one number a layer), or else by parameter counts.
-    ``schedule``: "gpipe", "1f1b", "interleaved" or a :class:`Schedule`. ``remat``: "full", "except_last", "none", or
-    "auto" with ``kept`` (see :func:`make_schedule`).
+    ``schedule``: "gpipe", "1f1b", "eager_1f1b", "interleaved" or a :class:`Schedule`. ``remat``: "full",
+    "except_last", "none", or "auto" with ``kept`` (see :func:`make_schedule`).
     ``autocast``: a dtype such as torch.bfloat16 for mixed precision. ``ties``: groups of full parameter names that are
     one parameter (sharing among modules is found without it). ``groups`` and ``replica`` place this pipeline among
     replicas.
@@ -122,7 +122,7 @@ class Pipeline:
             self.balance = check_balance(balance, len(named), num_partitions)
         else:
             layer_costs = costs if costs is not None else _parameter_costs(layers)
-            self.balance = cut(layer_costs, num_partitions, stage_weights(self.schedule))
+            self.balance = cut(layer_costs, num_partitions, cut_weights(self.schedule))
         self._forward_schedule = make_forward_schedule(num_micro_batches, self.schedule.stages_of_rank)
 
         ranges = layer_ranges(self.balance)

@@ -2,7 +2,8 @@
 
 Counting runs the layers on meta tensors, so a network of any size is costed in no memory. Floating-point operations
 follow torch.utils.flop_counter; bytes are those of every operation's inputs and outputs, which is what bounds layers
-such as batch normalisation and pools. Measuring leaves no trace: it works on copies of what it could change.
+such as batch normalisation and pools; how many operations they start rules small layers. Measuring leaves no trace: it
+works on copies of what it could change.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from .layers import Layers, named_layers
 from .microbatch import Value, flatten, unflatten
 from .randomness import preserved_generators
+from .recording import does_work
 
-# Operations per byte at which a device is as busy computing as moving data. 16 fits one core of a current server CPU
-# (about 80 GFLOP/s against 5 GB/s per core with all cores busy); only the ratio between layers matters for the cut.
-OPERATIONS_PER_BYTE = 16.0
+# What one core of a current server CPU computes (about 97 GFLOP/s) while it moves a byte (8 GB/s, its neighbour busy
+# too) and while it starts an operation (6.7 us). Only ratios between layers matter for the cut.
+FLOPS_PER_BYTE = 12.0
+FLOPS_PER_OPERATION = 650e3
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,18 @@ class LayerCost:
     num_parameters: int
     num_flops: int
     num_bytes_moved: int
+    num_operations: int
     num_bytes_out: int
 
     @property
     def work(self) -> float:
-        """Operations plus moved bytes in the same unit: the cost by which a network is cut."""
-        return self.num_flops + OPERATIONS_PER_BYTE * self.num_bytes_moved
+        """The cost by which a network is cut, see `combined_work`."""
+        return combined_work(self.num_flops, self.num_bytes_moved, self.num_operations)
+
+
+def combined_work(num_flops: float, num_bytes_moved: float, num_operations: float) -> float:
+    """What a core does for a layer, in floating-point operations of the same duration."""
+    return num_flops + FLOPS_PER_BYTE * num_bytes_moved + FLOPS_PER_OPERATION * num_operations
 
 
 def count_costs(layers: Layers, sample: Value) -> tuple[LayerCost, ...]:
@@ -61,8 +70,8 @@ def count_costs(layers: Layers, sample: Value) -> tuple[LayerCost, ...]:
                 name: torch.empty_like(tensor, device="meta")
                 for name, tensor in (*module.named_parameters(), *module.named_buffers())
             }
-            bytes_moved = _BytesMoved()
-            with FlopCounterMode(display=False) as flops, bytes_moved:
+            traffic = _Traffic()
+            with FlopCounterMode(display=False) as flops, traffic:
                 value = torch.func.functional_call(module, stand_ins, (value,))
             out, _ = flatten(value, f"layer {layer.name!r}")
             costs.append(
@@ -70,7 +79,8 @@ def count_costs(layers: Layers, sample: Value) -> tuple[LayerCost, ...]:
                     layer.name,
                     sum(parameter.numel() for parameter in module.parameters()),
                     int(flops.get_total_flops()),
-                    bytes_moved.total,
+                    traffic.num_bytes,
+                    traffic.num_operations,
                     sum(tensor.nbytes for tensor in out),
                 )
             )
@@ -142,16 +152,17 @@ def _untouched(module: nn.Module) -> Any:
             child.training = training
 
 
-class _BytesMoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sums the bytes of the tensors that operations read and write; views move nothing."""
+class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations that do work, and the bytes of the tensors that they read and write."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.total = 0
+        self.num_bytes = self.num_operations = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         out = func(*args, **(kwargs or {}))
-        if not func.is_view:
-            self.total += sum(item.nbytes for item in tree_iter((args, kwargs, out)) if isinstance(item, Tensor))
+        if does_work(func):
+            self.num_operations += 1
+            self.num_bytes += sum(item.nbytes for item in tree_iter((args, kwargs, out)) if isinstance(item, Tensor))
         return out

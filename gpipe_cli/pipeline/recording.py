@@ -81,6 +81,11 @@ def _amount(num_bytes: int, tensor: Tensor, width: float) -> Amount:
     return Amount(per_sample=num_bytes * scale / SAMPLES)
 
 
+def does_work(func: Any) -> bool:
+    """Whether a torch operation computes or moves anything: views and allocations do not."""
+    return not func.is_view and func._overloadpacket not in _FREE
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the work of every operation but views and allocations."""
 
@@ -93,7 +98,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         packet = func._overloadpacket
-        if func.is_view or packet in _FREE:
+        if not does_work(func):
             return out
         moved = total(
             tensor_bytes(item, self._width) for item in tree_iter((args, kwargs, out)) if isinstance(item, Tensor)

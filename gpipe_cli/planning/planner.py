@@ -12,10 +12,10 @@ from gpipe_cli.errors import ConfigError
 from gpipe_cli.pipeline.counting import LayerCount, NetworkCount
 from gpipe_cli.pipeline.footprint import rank_bytes
 from gpipe_cli.pipeline.partition import check_balance, cut
-from gpipe_cli.pipeline.policies import REMAT_MODES, make_schedule
-from gpipe_cli.pipeline.profile import OPERATIONS_PER_BYTE
+from gpipe_cli.pipeline.policies import REMAT_MODES, cut_weights, make_schedule
+from gpipe_cli.pipeline.profile import combined_work
 from gpipe_cli.pipeline.rematerialization import keep_what_fits
-from gpipe_cli.pipeline.schedule import Operation, OperationKind, Schedule, stage_weights
+from gpipe_cli.pipeline.schedule import Operation, OperationKind, Schedule
 from gpipe_cli.pipeline.simulate import Simulation, peak_memory, simulate
 from gpipe_cli.planning.hardware import Hardware, described
 from gpipe_cli.planning.stages import Stage, make_stages
@@ -224,7 +224,7 @@ class Planner:
             else:
                 # What remat=auto recomputes depends on the cut: until then, as if it were everything.
                 remat = "full" if choice.remat == "auto" else choice.remat
-                weights = stage_weights(_schedule(choice, self.config.schedule, remat, None))
+                weights = cut_weights(_schedule(choice, self.config.schedule, remat, None))
                 self._cuts[key] = cut(self._layer_costs(choice, num_samples, ranks), choice.partitions, weights)
         return self._cuts[key]
 
@@ -261,7 +261,7 @@ class Planner:
 def _work(count: LayerCount, num_samples: int) -> float:
     """The engine's cost of a layer (LayerCost.work), from our count of it."""
     flops = sum(work.flops.at(num_samples) for work in count.forward)
-    return flops + OPERATIONS_PER_BYTE * sum(work.moved_bytes.at(num_samples) for work in count.forward)
+    return combined_work(flops, sum(work.moved_bytes.at(num_samples) for work in count.forward), len(count.forward))
 
 
 def _schedule(choice: Choice, policy: str, remat: str, kept: Sequence[int] | None) -> Schedule:

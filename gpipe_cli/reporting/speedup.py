@@ -6,6 +6,7 @@ over its own K = 2, M = 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from gpipe_cli.reporting.atomic import replace_file
 from gpipe_cli.reporting.paper import TABLE2, TORCHGPIPE, PaperSpeed
 
 _DPI = 120
+_PANELS_A_ROW = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +45,15 @@ def plot_speedup(path: Path, speeds: Sequence[Speed], title: str, architecture: 
     panels += [("reported: GPipe paper, Table 2, TPUs", _reported(TABLE2, architecture))]
     if architecture == "amoebanet":
         panels += [("reported: torchgpipe, Tesla P40", _reported(TORCHGPIPE, architecture))]
-    figure = Figure(figsize=(3.6 * len(panels), 3.8), layout="constrained")
+    num_columns = min(len(panels), _PANELS_A_ROW)
+    num_rows = math.ceil(len(panels) / num_columns)
+    figure = Figure(figsize=(3.6 * num_columns, 3.8 * num_rows), layout="constrained")
     canvas = FigureCanvasAgg(figure)
-    row: Any = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (name, lines) in zip(row, panels, strict=True):
+    for number, (name, lines) in enumerate(panels):
+        axes = figure.add_subplot(num_rows, num_columns, number + 1)
         _draw(axes, name, lines)
-    row[0].set_ylabel("speed-up (fewest K, fewest M = 1)")
+        if number % num_columns == 0:
+            axes.set_ylabel("speed-up (fewest K, fewest M = 1)")
     figure.suptitle(title, fontsize=10)
     replace_file(path, lambda temporary: canvas.print_figure(temporary, format="png", dpi=_DPI))
     return True

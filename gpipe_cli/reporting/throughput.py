@@ -171,9 +171,9 @@ TABLE = Table(
         "extremes of fewer than four), warm-up excluded. Samples/s follow from it. The bubble is the share of the step "
         "in which a rank waits for others. `x single`: ratio to an ordinary PyTorch loop on all cores; `x naive`: to "
         "the same partitions with one micro-batch; `x torch`: to torch.distributed.pipelining's ScheduleGPipe with the "
-        "same processes and cut, checkpointed where ours re-materializes. Ratios are medians over rounds in which both "
-        "were measured in turn. Layout is the memory format; baselines run in the faster of two (torch's with "
-        "channels-last inside its stages only, as it refuses to send such tensors)."
+        "same processes, cut for its own schedule, checkpointed where ours re-materializes. Ratios are medians over "
+        "rounds in which both were measured in turn. Layout is the memory format; baselines run in the faster of two "
+        "(torch's with channels-last inside its stages only, as it refuses to send such tensors)."
     ),
     columns=_COLUMNS,
     key=("configuration", "machine", KIND),

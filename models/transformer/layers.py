@@ -66,10 +66,9 @@ class Attention(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         num_sequences, length, width = vectors.shape
-        projected = self.query_key_value(vectors)
-        # (N, T, 3 D) -> three times (N, H, T, D / H)
-        split = projected.view(num_sequences, length, 3, self.num_heads, width // self.num_heads).permute(2, 0, 3, 1, 4)
-        query, key, value = split.unbind(0)
+        parts = self.query_key_value(vectors).chunk(3, dim=-1)
+        # (N, T, D) each -> (N, H, T, D / H)
+        query, key, value = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts)
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         result: Tensor = self.output(mixed.transpose(1, 2).reshape(num_sequences, length, width))
@@ -88,7 +87,7 @@ class FeedForward(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        result: Tensor = self.outer(F.relu_(self.inner(vectors)))
+        result: Tensor = self.outer(F.relu(self.inner(vectors)))
         return result
 
 

@@ -199,3 +199,19 @@ def test_help_is_quick(arguments: list[str], limit_s: float, tmp_path: Path) -> 
         after = os.times()
         times_s.append(after.children_user + after.children_system - before.children_user - before.children_system)
     assert min(times_s) < limit_s
+
+
+def test_a_reader_that_has_gone_ends_a_plan_without_a_word(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gpipe_cli", "plan", "partitions=2", "hardware=v100"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(60)) == ("", 141)
+
+
+def test_a_pipe_that_breaks_elsewhere_is_no_reader_that_has_gone(monkeypatch, capfd) -> None:
+    fail_with(monkeypatch, BrokenPipeError("a rank"))
+    with capfd.disabled(), Path(os.devnull).open("w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with pytest.raises(BrokenPipeError, match="a rank"):
+            main(["train"])

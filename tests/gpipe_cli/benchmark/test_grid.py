@@ -62,6 +62,11 @@ def test_naive_has_one_micro_batch_and_torch_the_same_cut(case) -> None:
     assert baseline_of(replace(case, micro_batches=1), "naive") is None  # the row itself
 
 
+def test_a_cut_for_another_schedule_is_not_forced_on_torch(case) -> None:
+    torch = baseline_of(replace(case, schedule="eager_1f1b", balance=(4, 2)), "torch")
+    assert (torch.schedule, torch.balance) == ("gpipe", None)
+
+
 def test_rows_that_differ_in_partitions_take_turns_with_each_baseline_once(config) -> None:
     [first, second] = groups(grid(config("partitions=[1,2]", "micro_batches=[1,4]", "remat=none")))
     assert [row.partitions for row in second] == [1, 2]

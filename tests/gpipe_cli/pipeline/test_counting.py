@@ -35,6 +35,7 @@ def test_one_count_serves_every_size_of_micro_batch(num_samples):
         assert ours.num_parameters == engine.num_parameters
         assert flops(ours.forward, num_samples) == engine.num_flops
         assert moved(ours.forward, num_samples) == pytest.approx(engine.num_bytes_moved)
+        assert len(ours.forward) == engine.num_operations
         assert sum(output.num_bytes.at(num_samples) for output in ours.outputs) == engine.num_bytes_out
 
 

@@ -79,7 +79,7 @@ def test_equals_plain_pytorch_for_any_partition_and_unequal_micro_batches(
         assert report["num_samples"] == samples
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager_1f1b"])
 def test_same_bits_for_every_cut_number_of_processes_and_rematerialization(step, assert_same, schedule):
     x, y = images(9)
     options: dict[str, Any] = {"micro_batches": 4, "schedule": schedule, "seed": 11, "steps": 3, "lr": 0.1}
@@ -246,7 +246,7 @@ def test_parameters_are_counted_over_all_ranks(step):
         ({"num_partitions": 2, "balance": [3, 4]}, r"balance=\[3, 4\]: sums to 7, the network has 6 layers"),
         ({"num_partitions": 2, "balance": [6]}, r"balance=\[6\]: 1 entries for 2 partitions"),
         ({"num_partitions": 2, "balance": [6, 0]}, r"balance=\[6, 0\]: a partition without layers"),
-        ({"schedule": "fifo"}, "schedule=fifo: choose one of gpipe, 1f1b, interleaved"),
+        ({"schedule": "fifo"}, "schedule=fifo: choose one of gpipe, 1f1b, eager_1f1b, interleaved"),
         ({"remat": "some"}, "remat=some: choose one of full, except_last, none, auto"),
         ({"num_micro_batches": 0}, "num_micro_batches=0"),
     ],
@@ -256,15 +256,20 @@ def test_impossible_arguments_are_named_in_one_line(arguments, message):
         Pipeline(convolutions(), loss_fn=squared_error, **arguments)
 
 
-def balance_in_two_processes(remat: str) -> dict[str, Any]:
+def balance_in_two_processes(remat: str, schedule: str = "1f1b", micro_batches: int = 8) -> dict[str, Any]:
     layers = [(f"layer{i}", nn.Identity) for i in range(14)]
-    pipe = Pipeline(layers, 2, 8, loss_fn=squared_error, costs=[1.0] * 14, schedule="1f1b", remat=remat)
+    pipe = Pipeline(layers, 2, micro_batches, loss_fn=squared_error, costs=[1.0] * 14, schedule=schedule, remat=remat)
     return {"balance": list(pipe.balance)}
 
 
 def test_a_stage_that_recomputes_nothing_gets_more_layers(run_ranks):
     assert run_ranks(2, balance_in_two_processes, "full") == [{"balance": [6, 8]}] * 2
     assert run_ranks(2, balance_in_two_processes, "none") == [{"balance": [7, 7]}] * 2
+
+
+def test_a_rank_that_never_waits_gets_more_layers(run_ranks):
+    assert run_ranks(2, balance_in_two_processes, "none", "eager_1f1b", 4) == [{"balance": [8, 6]}] * 2
+    assert run_ranks(2, balance_in_two_processes, "none", "1f1b", 4) == [{"balance": [7, 7]}] * 2
 
 
 def test_a_loss_that_is_no_scalar_is_refused():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_cli.pipeline.policies import make_forward_schedule, make_schedule, place_stages
-from gpipe_cli.pipeline.schedule import max_stored_micro_batches
+from gpipe_cli.pipeline.policies import cut_weights, make_forward_schedule, make_schedule, place_stages
+from gpipe_cli.pipeline.schedule import max_stored_micro_batches, stage_weights
 
 
 def grid(schedule) -> list[str]:
@@ -26,6 +26,27 @@ def test_one_forward_one_backward_starts_backward_passes_early():
         "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3",
         "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
     ]
+
+
+def test_eager_goes_as_far_ahead_as_the_first_gradient_takes_to_come_back():
+    assert grid(make_schedule(2, 6, "eager_1f1b", "none")) == [
+        "0F0 0F1 0F2 0F3 0B0 0F4 0B1 0F5 0B2 0B3 0B4 0B5",
+        "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3 1F4 1B4 1F5 1B5",
+    ]
+    deep = make_schedule(4, 32, "eager_1f1b", "none")
+    assert [max_stored_micro_batches(deep, stage) for stage in range(4)] == [10, 7, 4, 1]
+    assert grid(make_schedule(4, 2, "eager_1f1b", "none"))[0] == "0F0 0F1 0B0 0B1"
+
+
+def test_a_cut_gives_earlier_ranks_more_where_the_first_never_waits():
+    assert cut_weights(make_schedule(2, 8, "eager_1f1b", "none")) == pytest.approx((1, 8 / 7))
+    assert cut_weights(make_schedule(3, 8, "eager_1f1b", "none")) == pytest.approx((1, 8 / 7, 64 / 49))
+    # The first stage recomputes: its forward and backward pass are three quarters of its work.
+    assert cut_weights(make_schedule(2, 8, "eager_1f1b", "full")) == pytest.approx((4 / 3, 32 / 29))
+    # Two ranks of two stages each, alike within a rank.
+    assert cut_weights(make_schedule(4, 8, "eager_1f1b", "none", 2)) == pytest.approx((1, 1, 8 / 7, 8 / 7))
+    for even in (make_schedule(3, 5, "eager_1f1b"), make_schedule(3, 8, "1f1b"), make_schedule(3, 8, "gpipe")):
+        assert cut_weights(even) == stage_weights(even)
 
 
 def test_full_rematerialization_recomputes_all_but_what_is_still_fresh():
@@ -68,7 +89,7 @@ def stored_activations(schedule, stage: int) -> int:
     return most
 
 
-@pytest.mark.parametrize("policy", ["gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize("policy", ["gpipe", "1f1b", "eager_1f1b", "interleaved"])
 def test_automatic_rematerialization_keeps_what_fits_and_recomputes_only_the_rest(policy):
     for stages, micro_batches in [(1, 4), (2, 8), (4, 8), (3, 7)]:
         counts = []

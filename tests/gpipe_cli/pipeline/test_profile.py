@@ -24,6 +24,7 @@ def test_counted_operations_and_bytes_are_those_on_paper():
     assert conv.num_bytes_moved == 4 * (2 * 3 * 64 + 8 * 27 + 2 * 8 * 64)
     assert norm.num_bytes_moved >= 4 * 2 * (2 * 8 * 64)
     assert flat.num_bytes_moved == 0
+    assert [c.num_operations for c in (conv, norm, flat)] == [1, 2, 0]
     assert [c.num_parameters for c in (conv, norm, flat, linear)] == [216, 16, 0, 5130]
     assert [c.num_bytes_out for c in (conv, linear)] == [4 * 1024, 80]
 
@@ -33,6 +34,11 @@ def test_costing_a_network_that_fits_nowhere_takes_no_memory():
     costs = count_costs(layers, torch.empty(8, 200_000, device="meta"))
     assert sum(c.num_parameters for c in costs) == 160_000_000_000
     assert costs[0].num_flops == 2 * 8 * 200_000**2
+
+
+def test_many_small_operations_cost_more_than_one():
+    one, many = count_costs(nn.Sequential(nn.ReLU(), nn.Sequential(*[nn.ReLU()] * 9)), torch.empty(1, 1))
+    assert many.work == 9 * one.work > 9 * 500_000
 
 
 class Busy(nn.Module):

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from gpipe_cli.pipeline.policies import make_schedule
+from gpipe_cli.pipeline.policies import cut_weights, make_schedule
 from gpipe_cli.pipeline.schedule import OperationKind, max_stored_micro_batches, predecessors
 from gpipe_cli.pipeline.simulate import StageCost, simulate
 
@@ -38,8 +38,33 @@ def test_interleaving_shortens_the_bubble_by_the_number_of_stages_a_rank_hosts()
     assert dealt.step_time_s < plain.step_time_s
 
 
+def shared_out(schedule, work: float) -> list[StageCost]:
+    """Stages whose costs are as their weights in a cut want them; all forward passes take `work` together."""
+    shares = [1 / weight for weight in cut_weights(schedule)]
+    return [StageCost(work * share / sum(shares), 2 * work * share / sum(shares)) for share in shares]
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (2, 8), (3, 12), (4, 16), (8, 32)])
+def test_going_ahead_with_the_cut_for_it_saves_a_third_of_what_the_bubble_costs(stages, micro_batches):
+    def step_time_s(policy: str) -> float:
+        schedule = make_schedule(stages, micro_batches, policy, "none")
+        return simulate(schedule, shared_out(schedule, 1.0)).step_time_s
+
+    without_bubble = 3 * micro_batches / stages
+    assert step_time_s("1f1b") / without_bubble - 1 == pytest.approx((stages - 1) / micro_batches)
+    assert step_time_s("eager_1f1b") / without_bubble - 1 < 0.7 * (stages - 1) / micro_batches
+
+
+@pytest.mark.parametrize("remat", ["full", "none"])
+@pytest.mark.parametrize("micro_batches", [4, 8, 32])
+def test_with_two_ranks_the_first_works_all_the_time(micro_batches, remat):
+    schedule = make_schedule(2, micro_batches, "eager_1f1b", remat)
+    simulation = simulate(schedule, shared_out(schedule, 1.0))
+    assert simulation.busy_s[0] == pytest.approx(simulation.step_time_s)
+
+
 @pytest.mark.parametrize("remat", ["full", "except_last", "none"])
-@pytest.mark.parametrize("policy", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("policy", ["gpipe", "1f1b", "eager_1f1b"])
 def test_an_operation_starts_when_its_rank_is_free_and_all_it_needs_has_arrived(policy, remat):
     costs = [StageCost(1 + k, 3 + k % 2, transfer_s=k + 2) for k in range(4)]
     schedule = make_schedule(4, 6, policy, remat, num_ranks=3)

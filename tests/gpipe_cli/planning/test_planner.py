@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.pipeline import Pipeline, cut
 from gpipe_cli.pipeline.memory import ActivationMeter
-from gpipe_cli.pipeline.policies import make_schedule
+from gpipe_cli.pipeline.policies import cut_weights, make_schedule
 from gpipe_cli.pipeline.profile import count_costs
-from gpipe_cli.pipeline.schedule import stage_weights
 from gpipe_cli.planning.network import make_planner
 from gpipe_cli.planning.planner import Choice
 from gpipe_cli.training.networks import build_network
@@ -46,18 +45,19 @@ def test_the_cut_is_the_engines_on_predicted_times(plan_config):
     assert plan.balance == cut([*times[:-2], times[-2] + times[-1]], 3)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager_1f1b"])
 def test_on_this_cpu_the_cut_is_the_one_that_the_engine_makes(plan_config, schedule, monkeypatch, round_hardware):
-    config = plan_config("partitions=3", "ranks=1", "micro_batches=4", "hardware=cpu", f"schedule={schedule}")
+    words = ("partitions=3", "ranks=1", "micro_batches=8", "batch_size=32", "hardware=cpu", f"schedule={schedule}")
+    config = plan_config(*words)
     planner = make_planner(config)
     monkeypatch.setattr(planner, "hardware", lambda ranks: round_hardware)
     layers = build_network(config.model, 10, 16, 0)
     costs = [cost.work for cost in count_costs(layers, torch.empty(4, 3, 16, 16, device="meta"))]
-    pipe = Pipeline(layers, 3, 4, loss_fn=F.cross_entropy, schedule=schedule, costs=costs)
+    pipe = Pipeline(layers, 3, 8, loss_fn=F.cross_entropy, schedule=schedule, costs=costs)
     choice = planner.first_choice()
     assert planner.evaluate(choice).balance == pipe.balance
     apart = planner.evaluate(dataclasses.replace(choice, ranks=None))
-    assert apart.balance == cut(costs, 3, stage_weights(make_schedule(3, 4, schedule, "full")))
+    assert apart.balance == cut(costs, 3, cut_weights(make_schedule(3, 8, schedule, "full")))
 
 
 def test_a_given_balance_is_kept(plan_config):

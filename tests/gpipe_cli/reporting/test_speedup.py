@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from dataclasses import replace
 from pathlib import Path
 
 from gpipe_cli.reporting.paper import TABLE2
@@ -19,6 +21,17 @@ def test_the_slowest_corner_counts_as_one() -> None:
 def test_it_is_drawn_when_there_are_two_numbers_of_partitions(tmp_path: Path) -> None:
     assert plot_speedup(tmp_path / "speedup.png", SPEEDS, "title")
     assert (tmp_path / "speedup.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_many_panels_wrap_into_rows(tmp_path: Path) -> None:
+    def size(num_curves: int) -> tuple[int, int]:
+        speeds = [replace(speed, curve=f"curve {number}") for number in range(num_curves) for speed in SPEEDS]
+        assert plot_speedup(tmp_path / "speedup.png", speeds, "title")
+        width, height = struct.unpack(">II", (tmp_path / "speedup.png").read_bytes()[16:24])
+        return width, height
+
+    (width, height), wrapped = size(2), size(6)  # two panels of what others reported come on top
+    assert wrapped == (width, 2 * height)
 
 
 def test_there_is_no_picture_without_anything_to_compare(tmp_path: Path) -> None:
