@@ -204,7 +204,8 @@ def test_help_is_quick(arguments: list[str], limit_s: float, tmp_path: Path) -> 
 def test_a_reader_that_has_gone_ends_a_plan_without_a_word(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gpipe_cli", "plan", "partitions=2", "hardware=v100"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         process.stdout.close()
         assert (process.stderr.read(), process.wait(60)) == ("", 141)
 
