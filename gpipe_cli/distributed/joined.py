@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 # Only a whole machine can vanish without closing its connections; where there may be several the wait ends some day.
-OPERATION_LIMIT = timedelta(hours=2)
+JOINED_OPERATION_LIMIT = timedelta(hours=2)
 _FAILURE_KEY = "gpipe/first failure"
 
 
@@ -33,9 +33,9 @@ def run_joined(worker: Callable[[RankContext, P], R], payload: P, plan: RankPlan
     with processes.default_signals():
         if world.started_by == "torchrun":
             processes.die_with_parent(os.getppid())
-        store = open_store(world, OPERATION_LIMIT)
+        store = open_store(world, JOINED_OPERATION_LIMIT)
         try:
-            return run_in_group(worker, payload, plan, world, store, OPERATION_LIMIT)
+            return run_in_group(worker, payload, plan, world, store, JOINED_OPERATION_LIMIT)
         except Exception as error:
             failure = Failure.of(world.rank, error)
             if failure.is_secondary:

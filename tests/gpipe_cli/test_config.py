@@ -11,6 +11,7 @@ from gpipe_cli.compose import compose, load
 from gpipe_cli.config import TrainConfig, from_hydra
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.fields import read
+from gpipe_cli.pipeline import POLICIES
 
 
 @pytest.mark.parametrize(
@@ -90,3 +91,10 @@ def test_every_setting_says_what_it_means() -> None:
     from gpipe_cli.catalogue import typed_keys
 
     assert all(len(field.metadata["help"]) > 5 for _, field, _ in typed_keys())
+
+
+@pytest.mark.parametrize("command", ["train", "bench", "plan"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_schedule_can_be_chosen_in_every_command_that_has_one(command: str, policy: str) -> None:
+    config = load(command, [f"schedule={policy}", "partitions=4", "ranks=2", "micro_batches=4"])
+    assert config.schedule in (policy, (policy,))  # bench takes several
