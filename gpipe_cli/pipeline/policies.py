@@ -119,13 +119,13 @@ def cut_weights(schedule: Schedule) -> tuple[float, ...]:
 def weights_for_cut(
     num_stages: int, num_micro_batches: int, policy: str, remat: str, num_ranks: int | None = None
 ) -> tuple[float, ...]:
-    """The weights of such a schedule's stages, see cut_weights.
+    """The weights of such a schedule's stages, see cut_weights and remat_for_cut."""
+    return cut_weights(make_schedule(num_stages, num_micro_batches, policy, remat_for_cut(remat), num_ranks))
 
-    What remat=auto recomputes depends on the cut: until there is one, as if it were everything.
-    """
-    return cut_weights(
-        make_schedule(num_stages, num_micro_batches, policy, "full" if remat == "auto" else remat, num_ranks)
-    )
+
+def remat_for_cut(remat: str) -> str:
+    """What a network is cut for: what remat=auto recomputes depends on the cut, until then as if it were everything."""
+    return "full" if remat == "auto" else remat
 
 
 def rank_operations(schedule: Schedule, rank: int, kept: Mapping[int, int]) -> tuple[Operation, ...]:

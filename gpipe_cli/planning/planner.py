@@ -12,7 +12,7 @@ from gpipe_cli.errors import ConfigError
 from gpipe_cli.pipeline.counting import LayerCount, NetworkCount
 from gpipe_cli.pipeline.footprint import rank_bytes
 from gpipe_cli.pipeline.partition import check_balance, cut
-from gpipe_cli.pipeline.policies import REMAT_MODES, cut_weights, make_schedule
+from gpipe_cli.pipeline.policies import REMAT_MODES, cut_weights, make_schedule, remat_for_cut
 from gpipe_cli.pipeline.profile import combined_work
 from gpipe_cli.pipeline.rematerialization import keep_what_fits
 from gpipe_cli.pipeline.schedule import Operation, OperationKind, Schedule
@@ -222,9 +222,7 @@ class Planner:
             if choice.cut == "memory":
                 self._cuts[key] = cut(self._layer_bytes(choice, num_samples), choice.partitions)
             else:
-                # What remat=auto recomputes depends on the cut: until then, as if it were everything.
-                remat = "full" if choice.remat == "auto" else choice.remat
-                weights = cut_weights(_schedule(choice, self.config.schedule, remat, None))
+                weights = cut_weights(_schedule(choice, self.config.schedule, remat_for_cut(choice.remat), None))
                 self._cuts[key] = cut(self._layer_costs(choice, num_samples, ranks), choice.partitions, weights)
         return self._cuts[key]
 
