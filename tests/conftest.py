@@ -9,18 +9,39 @@ import multiprocessing.connection
 import os
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from hang_watch import HangWatch
 
 # One thread before any parallel operation: results are bit-reproducible, and forking is safe (no thread pool exists).
 torch.set_num_threads(1)
 
 RANK_TIMEOUT_S = 100.0
+# The slowest test takes a twentieth of this. Where somebody asks for the long ones, they have limits of their own.
+HANGS_AFTER_S = 240.0
+WATCH = pytest.StashKey[HangWatch]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not os.environ.get("GPIPE_REAL_RANK"):
+        config.stash[WATCH] = HangWatch(HANGS_AFTER_S)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    if WATCH in item.config.stash:
+        item.config.stash[WATCH].begins(item.nodeid)
+    return (yield)
+
+
+def pytest_enter_pdb(config: pytest.Config) -> None:
+    if WATCH in config.stash:
+        config.stash[WATCH].stop()
 
 
 def pytest_report_header() -> str:
