@@ -7,9 +7,10 @@ import io
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import time
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +23,24 @@ from hang_watch import HangWatch
 torch.set_num_threads(1)
 
 RANK_TIMEOUT_S = 100.0
-# The slowest test takes a twentieth of this. Where somebody asks for the long ones, they have limits of their own.
-HANGS_AFTER_S = 240.0
+HANGS_AFTER_S = 240.0  # the slowest test takes a twentieth of this
 WATCH = pytest.StashKey[HangWatch]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not os.environ.get("GPIPE_REAL_RANK"):
-        config.stash[WATCH] = HangWatch(HANGS_AFTER_S)
+    # In a script's background it is ignored, by all programs that are started from here too.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.stash[WATCH] = HangWatch(HANGS_AFTER_S)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    if WATCH in item.config.stash:
-        item.config.stash[WATCH].begins(item.nodeid)
-    return (yield)
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.config.stash[WATCH].begins(item.nodeid)
 
 
 def pytest_enter_pdb(config: pytest.Config) -> None:
-    if WATCH in config.stash:
-        config.stash[WATCH].stop()
+    config.stash[WATCH].stop()
 
 
 def pytest_report_header() -> str:

@@ -152,10 +152,6 @@ class Gpipe:
         """The same as a program with a process group of its own; `program`: what to start instead of `-m gpipe_cli`."""
         folder.mkdir(parents=True, exist_ok=True)
         clean = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-        if (
-            signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        ):  # pytest in a script's background: programs would inherit it
-            signal.signal(signal.SIGINT, signal.default_int_handler)
         return subprocess.Popen(
             [sys.executable, *(program or ("-m", "gpipe_cli")), "train", *words],
             cwd=folder,

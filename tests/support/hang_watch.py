@@ -44,7 +44,7 @@ class HangWatch:
             os.write(self._pipe, f"{test}\n".encode())
 
     def stop(self) -> None:
-        """Watch no longer: the tests are over, or somebody looks at one in a debugger."""
+        """Watch no longer: somebody looks at a test in a debugger."""
         if self._pipe is not None:
             os.close(self._pipe)
             self._pipe = None
@@ -70,14 +70,15 @@ def _watch(names: int, pytest_process: int, limit_s: float, stacks: int) -> NoRe
 
 
 def _report(test: str, limit_s: float, pytest_process: int, stacks: int) -> None:
-    family = _family(pytest_process)
+    family, forked = _family(pytest_process), _command(pytest_process)
     for process in family:
-        if _command(process) == _command(pytest_process):
+        command = _command(process)
+        if command == forked:
             _say(f"process {process}, forked from pytest's:" if process != pytest_process else "pytest's process:")
             with contextlib.suppress(ProcessLookupError):
                 _say(_stacks_of(process, stacks))
         else:
-            _say(f"process {process}: {_command(process)}")
+            _say(f"process {process}: {command}")
     for process in reversed(family):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
