@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,10 @@ from .recording import does_work
 # too) and while it starts an operation (6.7 us). Only ratios between layers matter for the cut.
 FLOPS_PER_BYTE = 12.0
 FLOPS_PER_OPERATION = 650e3
+
+NUM_TOGETHER = 8  # consecutive layers that are timed together
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -88,44 +93,68 @@ def count_costs(layers: Layers, sample: Value) -> tuple[LayerCost, ...]:
 
 
 def measure_layers(
-    layers: Layers, sample: Value, device: torch.device, num_repeats: int = 3, seed: int = 0
+    layers: Layers, sample: Value, device: torch.device, num_repeats: int = 8, seed: int = 0
 ) -> tuple[float, ...]:
     """Median seconds of each layer's forward and backward pass on ``sample``, after one warm-up.
 
-    One layer at a time is on the device. Modules given as such keep weights, buffers, gradients, modes and random
-    states.
+    As in training: several layers forward, then backward, so that a layer does not find its own data in the caches;
+    gradients accumulate, and what needs none gets none. NUM_TOGETHER layers are on the device at a time.
+    Modules given as such keep weights, buffers, gradients, modes and random states.
     """
     tensors, is_tuple = flatten(sample, "the sample")
     values = tuple(tensor.to(device) for tensor in tensors)
-    seconds = []
+    named = named_layers(layers)
+    seconds: list[float] = []
     with preserved_generators(device):
-        for index, layer in enumerate(named_layers(layers)):
-            module = layer.build(index, seed)
-            with _untouched(module):
-                module.to(device).train()
-                times = [_time_once(module, values, is_tuple, device) for _ in range(num_repeats + 1)]
-                with torch.no_grad():
-                    values, is_tuple = flatten(module(_copies(values, is_tuple)), f"layer {layer.name!r}")
-            seconds.append(statistics.median(times[1:]))
+        for start in range(0, len(named), NUM_TOGETHER):
+            modules = [layer.build(start + i, seed) for i, layer in enumerate(named[start : start + NUM_TOGETHER])]
+            with ExitStack() as stack:
+                for module in modules:
+                    stack.enter_context(_untouched(module))
+                    module.to(device).train()
+                runs = [_time_once(modules, values, is_tuple, device) for _ in range(num_repeats + 1)]
+            seconds += [statistics.median(times) for times in zip(*(run[0] for run in runs[1:]), strict=True)]
+            _, values, is_tuple = runs[-1]
     return tuple(seconds)
 
 
-def _copies(values: Sequence[Tensor], is_tuple: bool) -> Value:
-    return unflatten([value.clone() for value in values], is_tuple)
+def _time_once(
+    modules: Sequence[nn.Module], values: tuple[Tensor, ...], is_tuple: bool, device: torch.device
+) -> tuple[list[float], tuple[Tensor, ...], bool]:
+    """Seconds of each module's passes, and the last one's outputs; values require gradients where training's do."""
+    seconds: list[float] = []
+    passed: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []  # each module's inputs and outputs
+    with torch.enable_grad():
+        for module in modules:
+            entries = unflatten([leaf.clone() for leaf in values], is_tuple)
+            time_s, (out, is_tuple) = _timed(partial(_outputs, module, entries), device)
+            seconds.append(time_s)
+            passed.append((values, out))
+            values = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in out)
+        gradients: list[Tensor | None] = [torch.ones_like(tensor) for tensor in values]
+        while passed:
+            leaves, out = passed.pop()
+            pairs = [p for p in zip(out, gradients, strict=True) if p[0].requires_grad and p[1] is not None]
+            if pairs:
+                roots, given = [root for root, _ in pairs], [gradient for _, gradient in pairs]
+                time_s, _ = _timed(partial(torch.autograd.backward, roots, given), device)
+                seconds[len(passed)] += time_s
+            gradients = [leaf.grad for leaf in leaves]
+            for leaf in leaves:
+                leaf.grad = None
+    return seconds, values, is_tuple
 
 
-def _time_once(module: nn.Module, values: Sequence[Tensor], is_tuple: bool, device: torch.device) -> float:
-    leaves = [value.detach().requires_grad_(value.is_floating_point()) for value in values]
-    entries = _copies(leaves, is_tuple)
+def _outputs(module: nn.Module, value: Value) -> tuple[tuple[Tensor, ...], bool]:
+    return flatten(module(value), "the layer")
+
+
+def _timed(work: Callable[[], T], device: torch.device) -> tuple[float, T]:
     _synchronise(device)
     began = time.perf_counter()
-    with torch.enable_grad():
-        out, _ = flatten(module(entries), "the layer")
-        roots = [tensor for tensor in out if tensor.requires_grad]
-        if roots:
-            torch.autograd.backward(roots, [torch.ones_like(tensor) for tensor in roots])
+    result = work()
     _synchronise(device)
-    return time.perf_counter() - began
+    return time.perf_counter() - began, result
 
 
 def _synchronise(device: torch.device) -> None:

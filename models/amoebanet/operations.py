@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..products import product
+
 Norm = Callable[[int], nn.Module]
 
 OPERATION_NAMES = ("none", "1x1", "3x3", "1x7_7x1", "sep3", "sep5", "avg3", "max2", "max3")
@@ -73,7 +75,7 @@ class Conv(nn.Conv2d):
         if self._is_product and input.device.type == "cpu" and input.is_contiguous(memory_format=torch.channels_last):
             # The same sums as a matrix product over the channels. On one thread torch's 1x1 convolution is slower: it
             # clears every gradient before it writes it.
-            return F.linear(input.permute(0, 2, 3, 1), self.weight.flatten(1)).permute(0, 3, 1, 2)
+            return product(input.permute(0, 2, 3, 1), self.weight.flatten(1)).permute(0, 3, 1, 2)
         # Symmetric padding is SAME for stride 1 and for odd sizes. An even size under stride 2 wants one less in front.
         shift = [
             int(stride == 2 and pad > 0 and size % 2 == 0)

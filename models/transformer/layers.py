@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..products import Linear
+
 NORM_EPS = 1e-6  # lingvo's LayerNorm
 LONGEST_WAVE = 10_000.0  # Vaswani et al. 2017, section 3.5: wavelengths from 2 pi to 10000 * 2 pi tokens
 
@@ -58,8 +60,8 @@ class Attention(nn.Module):
     def __init__(self, width: int, num_heads: int, dropout: float, output_gain: float) -> None:
         super().__init__()
         self.num_heads, self.dropout = num_heads, dropout
-        self.query_key_value = nn.Linear(width, 3 * width, bias=False)  # one product instead of three
-        self.output = nn.Linear(width, width, bias=False)
+        self.query_key_value = Linear(width, 3 * width, bias=False)  # one product instead of three
+        self.output = Linear(width, width, bias=False)
         for projection in self.query_key_value.weight.chunk(3):
             nn.init.xavier_uniform_(projection)
         nn.init.xavier_uniform_(self.output.weight, gain=output_gain)
@@ -80,8 +82,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, width: int, ff_width: int, output_gain: float) -> None:
         super().__init__()
-        self.inner = nn.Linear(width, ff_width)
-        self.outer = nn.Linear(ff_width, width)
+        self.inner = Linear(width, ff_width)
+        self.outer = Linear(ff_width, width)
         for linear, gain in ((self.inner, 1.0), (self.outer, output_gain)):
             nn.init.xavier_uniform_(linear.weight, gain=gain)
             nn.init.zeros_(linear.bias)
@@ -118,7 +120,7 @@ class Norm(nn.LayerNorm):
         super().__init__(width, eps=NORM_EPS)
 
 
-class Softmax(nn.Linear):
+class Softmax(Linear):
     """The projection to logits, (N, T, D) to (N, T, V), with a bias; the loss normalises them.
 
     Xavier-uniform weights, the default of lingvo's `SimpleFullSoftmax`.

@@ -61,6 +61,42 @@ def test_a_cut_by_measured_times_is_not_fooled_by_order_or_start_up():
     assert cut(measure_layers(layers, torch.ones(2, 1), torch.device("cpu")), 2) == (2, 4)
 
 
+def test_a_long_network_is_measured_layer_by_layer():
+    layers = nn.Sequential(*[Busy(5 if index % 6 == 0 else 1) for index in range(19)])
+    seconds = measure_layers(layers, torch.ones(2, 1), torch.device("cpu"), num_repeats=3)
+    assert [index for index, layer_s in enumerate(seconds) if layer_s > 0.003] == [0, 6, 12, 18]
+
+
+class _SlowGradient(torch.autograd.Function):
+    """The identity; the gradient of the input takes 10 ms."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.needs_input_grad[0]:
+            end = time.perf_counter() + 0.01
+            while time.perf_counter() < end:
+                pass
+        return gradient if ctx.needs_input_grad[0] else None, gradient.sum()
+
+
+class SlowGradient(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _SlowGradient.apply(x, self.weight)
+
+
+def test_the_gradient_of_the_networks_input_is_not_measured_as_training_does_not_compute_it():
+    first, second = measure_layers(nn.Sequential(SlowGradient(), SlowGradient()), torch.ones(2, 1), torch.device("cpu"))
+    assert first < 0.005 < 0.01 <= second
+
+
 @pytest.mark.parametrize("method", ["count", "measure"])
 def test_profiling_leaves_no_trace(method):
     model = nn.Sequential(*network(), nn.ReLU(inplace=True), nn.Dropout(0.5))
