@@ -50,7 +50,9 @@ class BenchConfig:
     device: Literal["auto", "cpu", "cuda"] = setting("auto: GPUs when there are any, else the CPU")
     precision: Literal["fp32", "bf16"] = setting("bf16: automatic mixed precision, weights stay fp32")
     balance: tuple[int, ...] | None = setting("layers in each partition, [5,4]; null: by cost", at_least=1)
-    cut: Literal["flops", "time"] = setting("cost of a layer for the automatic balance")
+    cut: Literal["flops", "time"] | None = setting(
+        "cost of a layer for the automatic balance: counted, or its time on this machine; null: time"
+    )
     ranks: int | None = setting("processes; null: one per partition on CPU, at most one per GPU on CUDA", at_least=1)
     threads: int | None = setting("CPU threads of each rank; null: the cores shared out", at_least=1)
     channels_last: bool = setting("channels-last memory format, faster for convolutions")
@@ -78,7 +80,7 @@ def _check(config: BenchConfig) -> None:
     if config.balance is not None and len(config.balance) not in (config.partitions or ()):
         problem = f"names {len(config.balance)} partitions; add partitions={len(config.balance)}, or leave balance out"
         raise ConfigError("balance", config.balance, problem)
-    if config.balance is not None and config.cut != "flops":
+    if config.balance is not None and config.cut is not None:
         raise ConfigError("cut", config.cut, "is the cost for the automatic balance; leave out either cut or balance")
     if config.run_dir is not None and not config.trace:
         raise ConfigError("run_dir", config.run_dir, "holds the traces; add trace=true, or leave it out")

@@ -67,7 +67,7 @@ def _survey(config: BenchConfig, case: Case, networks: _Networks) -> Case | Impo
         )
     if reason is not None:
         return Impossible(case=case, reason=reason)
-    case = replace(case, balance=network.balance(config, case, plan.num_ranks, plan.device_type))
+    case = replace(case, balance=network.balance(config, case, plan))
     if case.remat != "auto":
         return case
     try:
@@ -167,7 +167,7 @@ class _Network:
             self._num_parameters = sum(p.numel() for module in modules for p in module.parameters())
         return self._num_parameters
 
-    def balance(self, config: BenchConfig, case: Case, num_ranks: int, device_type: str) -> tuple[int, ...]:
+    def balance(self, config: BenchConfig, case: Case, plan: RankPlan) -> tuple[int, ...]:
         """The cut of a configuration: its own if that fits, the given one, or as the engine makes it."""
         from gpipe_cli.pipeline.partition import check_balance, cut
         from gpipe_cli.pipeline.policies import weights_for_cut
@@ -181,8 +181,8 @@ class _Network:
                 return check_balance(config.balance, len(self.layers), case.partitions)
             except ValueError as error:
                 raise ConfigError("balance", config.balance, str(error).partition(": ")[2]) from error
-        weights = weights_for_cut(case.partitions, case.micro_batches, case.schedule, case.remat, num_ranks)
-        return cut(self._cost(config, case, device_type), case.partitions, weights)
+        weights = weights_for_cut(case.partitions, case.micro_batches, case.schedule, case.remat, plan.num_ranks)
+        return cut(self._cost(config, case, plan), case.partitions, weights)
 
     def kept(self, config: BenchConfig, case: Case, plan: RankPlan) -> tuple[int, ...]:
         """What remat=auto keeps with the configuration's cut. Raises ConfigError for a budget that is too small."""
@@ -208,29 +208,29 @@ class _Network:
             optimizer=config.optimizer,
         ).kept
 
-    def _cost(self, config: BenchConfig, case: Case, device_type: str) -> Sequence[float]:
+    def _cost(self, config: BenchConfig, case: Case, plan: RankPlan) -> Sequence[float]:
         import torch
 
         from gpipe_cli.pipeline.profile import count_costs, measure_layers
 
         samples = max(1, case.batch_size // case.micro_batches)
-        key = (config.cut, samples)
+        by = config.cut or "time"
+        key = (by, samples, plan.num_threads)
         if key in self._costs:
             return self._costs[key]
         try:
-            if config.cut == "time":
+            if by == "time":
                 inputs = sample(case, samples, torch.Generator().manual_seed(0))
                 if config.channels_last and inputs.dim() == 4:
                     inputs = inputs.contiguous(memory_format=torch.channels_last)
-                torch.set_num_threads(config.threads or 1)
-                found: Sequence[float] = measure_layers(self._layers, inputs, torch.device(device_type))
+                torch.set_num_threads(plan.num_threads)
+                found: Sequence[float] = measure_layers(self._layers, inputs, torch.device(plan.device_type))
             else:
                 found = [cost.work for cost in count_costs(self._layers, sample(case, samples))]
         except (RuntimeError, NotImplementedError, ValueError) as error:
             problem = f"the layers cannot be costed ({str(error).splitlines()[0]})"
-            if config.cut == "flops":
-                problem += "; use cut=time or balance=[…]"
-            raise ConfigError("cut", config.cut, problem) from error
+            problem += "; use cut=time or balance=[…]" if by == "flops" else "; use cut=flops or balance=[…]"
+            raise ConfigError("cut", by, problem) from error
         self._costs[key] = found
         return found
 

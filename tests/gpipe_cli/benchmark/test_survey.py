@@ -31,9 +31,23 @@ def engines_cut(settings: BenchConfig, remat: str) -> list[int]:
 
 @pytest.mark.parametrize("remat", ["full", "none"])
 def test_the_cut_is_the_one_that_the_engine_makes(config, run_ranks, remat: str) -> None:
-    settings = config("partitions=2", "micro_batches=4", f"remat={remat}")
+    settings = config("partitions=2", "micro_batches=4", f"remat={remat}", "cut=flops")
     [case] = survey(settings, grid(settings))
     assert list(case.balance) == run_ranks(2, engines_cut, settings, remat)[0]
+
+
+def test_without_a_word_the_cut_is_by_the_times_of_the_layers_here(config, monkeypatch) -> None:
+    settings = config("partitions=2", "micro_batches=[2,4]", "remat=none")
+    measured = []
+
+    def measure_layers(layers, inputs, device):
+        measured.append(tuple(inputs.shape))
+        return [1.0, 1.0, 1.0, 1.0, 1.0, 5.0] if len(inputs) == 4 else [5.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+
+    monkeypatch.setattr("gpipe_cli.pipeline.profile.measure_layers", measure_layers)
+    found = survey(settings, [*grid(settings), *(replace(case, baseline="torch") for case in grid(settings))])
+    assert [case.balance for case in found] == [(5, 1), (1, 5)] * 2
+    assert [shape[0] for shape in measured] == [4, 2]  # each size of micro-batch once
 
 
 def test_a_given_cut_is_taken_and_a_wrong_one_refused(config) -> None:
@@ -82,7 +96,7 @@ def test_the_plain_loop_has_all_cores_and_others_the_threads_asked_for(config) -
 
 
 def test_text_is_surveyed_like_pictures(text_config) -> None:
-    settings = text_config("partitions=[1,2]", "micro_batches=[2,16]", "remat=none")
+    settings = text_config("partitions=[1,2]", "micro_batches=[2,16]", "remat=none", "cut=flops")
     found = survey(settings, grid(settings))
     assert [case.balance for case in found if isinstance(case, Case)] == [(5,), (2, 3)]
     assert [type(row) for row in found] == [Case, Case, Impossible, Impossible]
