@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +33,8 @@ from .recording import does_work
 FLOPS_PER_BYTE = 12.0
 FLOPS_PER_OPERATION = 650e3
 
-NUM_TOGETHER = 8  # consecutive layers that are timed together
-
-T = TypeVar("T")
+NUM_WARMUPS = 2
+GROUP_BYTES = 2**30  # weights of the layers that are timed together on a CPU
 
 
 @dataclass(frozen=True)
@@ -93,73 +93,71 @@ def count_costs(layers: Layers, sample: Value) -> tuple[LayerCost, ...]:
 
 
 def measure_layers(
-    layers: Layers, sample: Value, device: torch.device, num_repeats: int = 8, seed: int = 0
+    layers: Layers, sample: Value, device: torch.device, num_repeats: int = 10, seed: int = 0
 ) -> tuple[float, ...]:
-    """Median seconds of each layer's forward and backward pass on ``sample``, after one warm-up.
+    """Median seconds of each layer's forward and backward pass on ``sample``, after the first ones.
 
-    As in training: several layers forward, then backward, so that a layer does not find its own data in the caches;
-    gradients accumulate, and what needs none gets none. NUM_TOGETHER layers are on the device at a time.
-    Modules given as such keep weights, buffers, gradients, modes and random states.
+    As in training: gradients accumulate, and what needs none gets none. On a GPU one layer at a time is on the device.
+    On a CPU consecutive ones with GROUP_BYTES of weights run together, forward and then backward: where a layer finds
+    its data, and whether its memory is new, makes up to a half of its time there. Modules given as such keep weights,
+    buffers, gradients, modes and random states.
     """
     tensors, is_tuple = flatten(sample, "the sample")
-    values = tuple(tensor.to(device) for tensor in tensors)
-    named = named_layers(layers)
+    values: Value = unflatten([tensor.to(device) for tensor in tensors], is_tuple)
+    largest_bytes = GROUP_BYTES if device.type == "cpu" else 0
+    waiting = deque(enumerate(named_layers(layers)))
     seconds: list[float] = []
     with preserved_generators(device):
-        for start in range(0, len(named), NUM_TOGETHER):
-            modules = [layer.build(start + i, seed) for i, layer in enumerate(named[start : start + NUM_TOGETHER])]
+        while waiting:
+            group: list[nn.Module] = []
+            num_bytes = 0
             with ExitStack() as stack:
-                for module in modules:
-                    stack.enter_context(_untouched(module))
-                    module.to(device).train()
-                runs = [_time_once(modules, values, is_tuple, device) for _ in range(num_repeats + 1)]
-            seconds += [statistics.median(times) for times in zip(*(run[0] for run in runs[1:]), strict=True)]
-            _, values, is_tuple = runs[-1]
+                while waiting and (not group or num_bytes < largest_bytes):
+                    index, layer = waiting.popleft()
+                    group.append(layer.build(index, seed))
+                    stack.enter_context(_untouched(group[-1]))
+                    group[-1].to(device).train()
+                    num_bytes += sum(parameter.nbytes for parameter in group[-1].parameters())
+                runs = [_time_once(group, values, device) for _ in range(NUM_WARMUPS + num_repeats)]
+            _, values = runs[-1]
+            seconds += [
+                statistics.median(times) for times in zip(*(times for times, _ in runs[NUM_WARMUPS:]), strict=True)
+            ]
     return tuple(seconds)
 
 
-def _time_once(
-    modules: Sequence[nn.Module], values: tuple[Tensor, ...], is_tuple: bool, device: torch.device
-) -> tuple[list[float], tuple[Tensor, ...], bool]:
+def _time_once(modules: Sequence[nn.Module], value: Value, device: torch.device) -> tuple[list[float], Value]:
     """Seconds of each module's passes, and the last one's outputs; values require gradients where training's do."""
+    clock = partial(_time, device)
     seconds: list[float] = []
     passed: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []  # each module's inputs and outputs
     with torch.enable_grad():
         for module in modules:
-            entries = unflatten([leaf.clone() for leaf in values], is_tuple)
-            time_s, (out, is_tuple) = _timed(partial(_outputs, module, entries), device)
-            seconds.append(time_s)
-            passed.append((values, out))
-            values = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in out)
-        gradients: list[Tensor | None] = [torch.ones_like(tensor) for tensor in values]
+            inputs, is_tuple = flatten(value, "the input")
+            entries = unflatten([leaf.clone() for leaf in inputs], is_tuple)
+            began = clock()
+            out, is_tuple = flatten(module(entries), "the layer")
+            seconds.append(clock() - began)
+            passed.append((inputs, out))
+            value = unflatten([tensor.detach().requires_grad_(tensor.requires_grad) for tensor in out], is_tuple)
+        gradients: list[Tensor | None] = [torch.ones_like(tensor) for tensor in out]
         while passed:
-            leaves, out = passed.pop()
-            pairs = [p for p in zip(out, gradients, strict=True) if p[0].requires_grad and p[1] is not None]
+            inputs, out = passed.pop()
+            pairs = [(root, g) for root, g in zip(out, gradients, strict=True) if root.requires_grad and g is not None]
+            began = clock()
             if pairs:
-                roots, given = [root for root, _ in pairs], [gradient for _, gradient in pairs]
-                time_s, _ = _timed(partial(torch.autograd.backward, roots, given), device)
-                seconds[len(passed)] += time_s
-            gradients = [leaf.grad for leaf in leaves]
-            for leaf in leaves:
+                torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
+            seconds[len(passed)] += clock() - began
+            gradients = [leaf.grad for leaf in inputs]
+            for leaf in inputs:
                 leaf.grad = None
-    return seconds, values, is_tuple
+    return seconds, value
 
 
-def _outputs(module: nn.Module, value: Value) -> tuple[tuple[Tensor, ...], bool]:
-    return flatten(module(value), "the layer")
-
-
-def _timed(work: Callable[[], T], device: torch.device) -> tuple[float, T]:
-    _synchronise(device)
-    began = time.perf_counter()
-    result = work()
-    _synchronise(device)
-    return time.perf_counter() - began, result
-
-
-def _synchronise(device: torch.device) -> None:
+def _time(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 @contextmanager
