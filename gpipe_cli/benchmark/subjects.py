@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gpipe_cli.benchmark.data import mini_batch
+from gpipe_cli.distributed.heap import keep_freed_memory
 from gpipe_cli.pipeline import Pipeline
 from gpipe_cli.pipeline.schedule import Event, num_not_recomputed
 from gpipe_cli.training.language_loss import build_language_loss
@@ -132,6 +133,7 @@ class PipelineSubject(Subject):
     """Our pipeline, as `gpipe train` builds it; with one micro-batch it is the baseline `naive`."""
 
     def __init__(self, parts: Ingredients) -> None:
+        keep_freed_memory()  # as gpipe train does; baselines are ordinary programs
         config, case = parts.config, parts.case
         self.pipe = Pipeline(
             parts.layers,

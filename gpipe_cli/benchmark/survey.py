@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpipe_cli.benchmark.data import sample
 from gpipe_cli.benchmark.grid import Case, Impossible, why_impossible
 from gpipe_cli.distributed.devices import available_cores, count_gpus, plan_ranks
+from gpipe_cli.distributed.heap import keep_freed_memory
 from gpipe_cli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -223,6 +224,7 @@ class _Network:
                 inputs = sample(case, samples, torch.Generator().manual_seed(0))
                 if config.channels_last and inputs.dim() == 4:
                     inputs = inputs.contiguous(memory_format=torch.channels_last)
+                keep_freed_memory()
                 torch.set_num_threads(plan.num_threads)
                 found: Sequence[float] = measure_layers(self._layers, inputs, torch.device(plan.device_type))
             else:

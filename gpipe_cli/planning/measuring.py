@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from gpipe_cli.distributed.devices import available_cores
+from gpipe_cli.distributed.heap import keep_freed_memory
 from gpipe_cli.distributed.launch import RankContext, launch
 from gpipe_cli.pipeline import Layers, Pipeline
 from gpipe_cli.pipeline.profile import measure_layers
@@ -40,6 +41,7 @@ FEWEST_STEPS = 5  # ... long ones at least so many
 
 def measured_layers(config: PlanConfig, layers: Layers, num_samples: int, ranks: int) -> tuple[float, ...]:
     """Seconds of each layer's forward and backward pass on this CPU, with the threads that one of `ranks` ranks has."""
+    keep_freed_memory()
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads or threads_of_rank(ranks))
     try:
@@ -141,6 +143,7 @@ def _steps(job: _Job) -> _Steps:
 
 def _training(job: _Job) -> Callable[[], tuple[list[Event], float]]:
     """A function that makes an optimizer step, as `gpipe train` does; returns its events and the rest of its time."""
+    keep_freed_memory()
     config = job.config
     pipe = Pipeline(
         layers_of(config),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gpipe_cli.distributed.heap import keep_freed_memory
 from gpipe_cli.distributed.mesh import make_mesh
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.pipeline import Layers, Pipeline, ProcessGroups
@@ -65,6 +66,7 @@ def build_session(config: TrainConfig, context: RankContext) -> Session:
 
     Raises ConfigError, one line, for whatever cannot work together.
     """
+    keep_freed_memory()
     mesh = make_mesh(context.world_size, config.replicas)
     groups = mesh.process_groups()
     task = prepare_task(config, groups)
