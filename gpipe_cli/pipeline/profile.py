@@ -33,7 +33,8 @@ from .recording import does_work
 FLOPS_PER_BYTE = 12.0
 FLOPS_PER_OPERATION = 650e3
 
-NUM_WARMUPS = 2
+NUM_WARMUPS = 2  # passes over a group of layers that do not count,
+LONGEST_S = 10.0  # and seconds after which, beyond two passes, there are no more
 GROUP_BYTES = 2**30  # weights of the layers that are timed together on a CPU
 
 
@@ -118,11 +119,14 @@ def measure_layers(
                     stack.enter_context(_untouched(group[-1]))
                     group[-1].to(device).train()
                     num_bytes += sum(parameter.nbytes for parameter in group[-1].parameters())
-                runs = [_time_once(group, values, device) for _ in range(NUM_WARMUPS + num_repeats)]
-            _, values = runs[-1]
-            seconds += [
-                statistics.median(times) for times in zip(*(times for times, _ in runs[NUM_WARMUPS:]), strict=True)
-            ]
+                runs: list[list[float]] = []
+                end = time.perf_counter() + LONGEST_S
+                while len(runs) < 2 or (len(runs) < NUM_WARMUPS + num_repeats and time.perf_counter() < end):
+                    times, outputs = _time_once(group, values, device)
+                    runs.append(times)
+            values = outputs
+            warm = runs[min(NUM_WARMUPS, len(runs) - 1) :]
+            seconds += [statistics.median(of_layer) for of_layer in zip(*warm, strict=True)]
     return tuple(seconds)
 
 

@@ -174,8 +174,8 @@ TABLE = Table(
         "same processes, cut for its own schedule, checkpointed where ours re-materializes. Ratios are medians over "
         "rounds in which both were measured in turn. Layout is the memory format; baselines run in the faster of two "
         "(torch's with channels-last inside its stages only, as it refuses to send such tensors). Our processes keep "
-        "the memory that they have freed, as in `gpipe train`; baselines are ordinary PyTorch programs, which give it "
-        "back."
+        "the memory that they have freed, as in `gpipe train`; `single` and `torch` are ordinary PyTorch programs, "
+        "which give it back."
     ),
     columns=_COLUMNS,
     key=("configuration", "machine", KIND),
