@@ -112,22 +112,30 @@ def measure_layers(
         while waiting:
             group: list[nn.Module] = []
             num_bytes = 0
-            with ExitStack() as stack:
-                while waiting and (not group or num_bytes < largest_bytes):
-                    index, layer = waiting.popleft()
-                    group.append(layer.build(index, seed))
-                    stack.enter_context(_untouched(group[-1]))
-                    group[-1].to(device).train()
-                    num_bytes += sum(parameter.nbytes for parameter in group[-1].parameters())
-                runs: list[list[float]] = []
-                end = time.perf_counter() + LONGEST_S
-                while len(runs) < 2 or (len(runs) < NUM_WARMUPS + num_repeats and time.perf_counter() < end):
-                    times, outputs = _time_once(group, values, device)
-                    runs.append(times)
-            values = outputs
-            warm = runs[min(NUM_WARMUPS, len(runs) - 1) :]
-            seconds += [statistics.median(of_layer) for of_layer in zip(*warm, strict=True)]
+            while waiting and (not group or num_bytes < largest_bytes):
+                index, layer = waiting.popleft()
+                group.append(layer.build(index, seed))
+                num_bytes += sum(parameter.nbytes for parameter in group[-1].parameters())
+            times, values = _time_together(group, values, device, num_repeats)
+            seconds += times
     return tuple(seconds)
+
+
+def _time_together(
+    modules: Sequence[nn.Module], value: Value, device: torch.device, num_repeats: int
+) -> tuple[list[float], Value]:
+    """Median seconds of each module's passes, and the last one's outputs; the modules stay as they are."""
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(_untouched(module))
+            module.to(device).train()
+        runs: list[list[float]] = []
+        end = time.perf_counter() + LONGEST_S
+        while len(runs) < 2 or (len(runs) < NUM_WARMUPS + num_repeats and time.perf_counter() < end):
+            times, outputs = _time_once(modules, value, device)
+            runs.append(times)
+    warm = runs[min(NUM_WARMUPS, len(runs) - 1) :]
+    return [statistics.median(of_module) for of_module in zip(*warm, strict=True)], outputs
 
 
 def _time_once(modules: Sequence[nn.Module], value: Value, device: torch.device) -> tuple[list[float], Value]:
