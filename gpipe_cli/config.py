@@ -16,7 +16,9 @@ from gpipe_cli.fields import about, read, setting
 SCHEDULE_HELP = (
     "order of the micro-batches in the pipeline: gpipe: all forward passes, then all backward passes; 1f1b: backward "
     "passes as early as possible, holds at most K micro-batches; eager_1f1b: runs further ahead, so that the first "
-    "partition hardly waits and gets more layers, holds up to 3K-2; interleaved: several stages to each process"
+    "partition hardly waits and gets more layers, holds up to 3K-2; zero_bubble: as far ahead, and "
+    "the gradients of weights come last where others wait for those of inputs; interleaved: several stages to each "
+    "process"
 )
 SMALL_STEM_BELOW = 64  # pixels: the ImageNet stem divides the resolution by eight
 
@@ -154,7 +156,7 @@ class TrainConfig:
         default=None,
         above=0,
     )
-    schedule: Literal["gpipe", "1f1b", "eager_1f1b", "interleaved"] = setting(SCHEDULE_HELP)
+    schedule: Literal["gpipe", "1f1b", "eager_1f1b", "zero_bubble", "interleaved"] = setting(SCHEDULE_HELP)
     balance: tuple[int, ...] | None = setting("layers in each partition, [5,4]; null: by cost", at_least=1)
     cut: Literal["flops", "time"] = setting("cost of a layer for the automatic balance")
     ranks: int | None = setting("processes; null: one per partition on CPU, at most one per GPU on CUDA", at_least=1)

@@ -29,7 +29,9 @@ class BenchConfig:
         "re-materialization: recompute activations in the backward pass to save memory; "
         "auto: keep what fits into memory_gb, recompute the rest; null: the suite's, or [full,none]"
     )
-    schedule: tuple[Literal["gpipe", "1f1b", "eager_1f1b", "interleaved"], ...] = one_or_more(SCHEDULE_HELP)
+    schedule: tuple[Literal["gpipe", "1f1b", "eager_1f1b", "zero_bubble", "interleaved"], ...] = one_or_more(
+        SCHEDULE_HELP
+    )
     baseline: tuple[Literal["single", "naive", "torch"], ...] | None = one_or_more(
         "what each row is compared with, measured in turn with it: single: an ordinary PyTorch loop on all cores; "
         "naive: the partitions without pipelining, one micro-batch; torch: torch.distributed.pipelining's ScheduleGPipe"

@@ -58,7 +58,7 @@ class PlanConfig:
     remat: Literal["full", "except_last", "none", "auto"] = setting(
         "re-materialization: recompute activations in the backward pass; auto: keep what fits, recompute the rest"
     )
-    schedule: Literal["gpipe", "1f1b", "eager_1f1b", "interleaved"] = setting(SCHEDULE_HELP)
+    schedule: Literal["gpipe", "1f1b", "eager_1f1b", "zero_bubble", "interleaved"] = setting(SCHEDULE_HELP)
     balance: tuple[int, ...] | None = setting("layers in each partition, [5,4]; null: by cut", at_least=1)
     cut: Literal["flops", "time", "memory"] = setting(
         "what the largest partition has least of: flops: predicted time; memory: bytes; time: measured here (cpu), "

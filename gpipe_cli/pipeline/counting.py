@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .deferral import Products
 from .layers import Layers, NamedLayer, named_layers
 from .microbatch import Value, flatten, unflatten
 from .randomness import preserved_generators
@@ -34,13 +35,15 @@ class LayerOutput:
 
 @dataclass(frozen=True)
 class LayerCount:
-    """One layer, counted. `saved_inside`: what autograd keeps besides inputs, outputs and parameters."""
+    """One layer, counted. `saved_inside`: what autograd keeps besides inputs, outputs and parameters; `waiting`: what
+    is held while the gradients of weights wait, after those of inputs."""
 
     num_parameters: int
     num_parameter_tensors: int
     forward: tuple[Work, ...]
     backward: tuple[Work, ...]
     saved_inside: Amount
+    waiting: Amount
     saved_inputs: tuple[bool, ...]
     outputs: tuple[LayerOutput, ...]
     outputs_are_tuple: bool
@@ -142,7 +145,13 @@ def _count(
         saved.setdefault(_storage(tensor), tensor)
         return tensor
 
-    with recorder, Attention(fused_attention), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    products = Products()
+    with (
+        recorder,
+        Attention(fused_attention),
+        products,
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+    ):
         value = torch.func.functional_call(module, {**parameters, **buffers}, (unflatten(leaves, is_tuple),))
         outputs, outputs_are_tuple = flatten(value, type(module).__name__)
         num_forward = len(recorder.work)
@@ -153,12 +162,16 @@ def _count(
     places = {_storage(leaf): index for index, leaf in enumerate(leaves)}
     outside = {_storage(t) for t in (*parameters.values(), *buffers.values(), *outputs)} | set(places)
     inside = [tensor for storage, tensor in kept.items() if storage not in outside]
+    inputs_of_products = {_storage(tensor): tensor for tensor in products.inputs}
     return LayerCount(
         num_parameters=sum(parameter.numel() for parameter in parameters.values()),
         num_parameter_tensors=len(parameters),
         forward=tuple(recorder.work[:num_forward]),
         backward=tuple(recorder.work[num_forward:]),
         saved_inside=total(storage_bytes(tensor, activation_width) for tensor in inside),
+        waiting=total(
+            storage_bytes(tensor, activation_width) for tensor in (*inputs_of_products.values(), *products.outputs)
+        ),
         saved_inputs=tuple(_storage(leaf) in kept for leaf in leaves),
         outputs=tuple(
             LayerOutput(

@@ -67,7 +67,7 @@ class Pipeline:
     ``layers``: an nn.Sequential, or pairs of a name and a factory (or a module). A rank builds only its own.
     ``loss_fn(outputs, targets)`` returns the mean over its samples. ``balance``: layers per partition; without it the
     cut minimises the largest partition's work by ``costs`` (one number a layer), or else by parameter counts.
-    ``schedule``: "gpipe", "1f1b", "eager_1f1b", "interleaved" or a :class:`Schedule`. ``remat``: "full",
+    ``schedule``: "gpipe", "1f1b", "eager_1f1b", "zero_bubble", "interleaved" or a :class:`Schedule`. ``remat``: "full",
     "except_last", "none", or "auto" with ``kept`` (see :func:`make_schedule`).
     ``autocast``: a dtype such as torch.bfloat16 for mixed precision. ``ties``: groups of full parameter names that are
     one parameter (sharing among modules is found without it). ``groups`` and ``replica`` place this pipeline among
@@ -135,6 +135,7 @@ class Pipeline:
             stage: Stage(
                 [StageLayer(index, named[index].name, modules[index]) for index in ranges[stage]],
                 len(named), num_micro_batches, self.device, autocast,
+                {m for number, m in self.schedule.deferred if number == stage},
             )
             for stage in own_stages
         }  # fmt: skip

@@ -16,7 +16,8 @@ class Footprint:
 
     ``resident_bytes``: the mini-batch's input, on the first stage. ``working_bytes``: the tensors of its largest
     operation, which exist while that runs. ``output_bytes``: what a micro-batch hands to the next stage. For
-    ``input_bytes``, ``activation_bytes``, ``saved_bytes`` and ``shared_bytes`` of a micro-batch see StageCost.
+    ``input_bytes``, ``activation_bytes``, ``saved_bytes``, ``shared_bytes`` and ``waiting_bytes`` of a micro-batch see
+    StageCost.
     """
 
     layers: range
@@ -29,6 +30,7 @@ class Footprint:
     activation_bytes: int
     saved_bytes: int
     shared_bytes: int
+    waiting_bytes: int
 
 
 def footprints(
@@ -55,6 +57,7 @@ def footprints(
                 activation_bytes=int(walk.held_bytes),
                 saved_bytes=int(walk.saved_bytes + (sum(walk.saved_inputs.values()) if number else 0)),
                 shared_bytes=int(sum(walk.saved_inputs[index] for index in walk.saved_inputs.keys() & saved_outputs)),
+                waiting_bytes=int(sum(count.waiting.at(num_samples) for count in counts)),
             )
         )
         saved_outputs = walk.saved_outputs

@@ -4,7 +4,9 @@ Fill-drain ("gpipe") follows the paper, section 2.3 and Figure 2c (arXiv 1811.06
 backward pass as soon as its forward pass has left the pipeline, as PipeDream-flush and Megatron-LM do; "eager_1f1b" is
 1f1b with more forward passes ahead (Zhuang et al. 2023, arXiv 2211.05322, section 4, for hiding transfers). Ours go as
 far ahead as the first gradient takes to come back, and the cut gives earlier ranks, which then wait less, more layers
-(see cut_weights): that saves a third to a half of what the bubble costs.
+(see cut_weights): that saves a third to a half of what the bubble costs. "zero_bubble" runs as far ahead and, in the
+same measure at the other end, leaves the weights' gradients of the last micro-batches to when all others have been sent
+(Qi et al. 2023, arXiv 2401.10241, whose schedules are others): half of the bubble or more is gone, with an even cut.
 
 Fill-drain for K = 3 stages and M = 3 micro-batches (time runs to the right; F forward, B backward)::
 
@@ -26,12 +28,12 @@ from .schedule import (
     OperationKind,
     R,
     Schedule,
+    W,
     max_held_micro_batches,
-    max_stored_micro_batches,
     stage_weights,
 )
 
-POLICIES = ("gpipe", "1f1b", "eager_1f1b", "interleaved")
+POLICIES = ("gpipe", "1f1b", "eager_1f1b", "zero_bubble", "interleaved")
 REMAT_MODES = ("full", "except_last", "none", "auto")
 
 
@@ -67,7 +69,8 @@ def make_schedule(
     ``remat``: "full" recomputes every micro-batch whose backward pass does not follow its forward pass at once (there
     is nothing to save there: the activations are still needed); "except_last" also spares the last micro-batch, as
     torchgpipe does; "none" keeps all activations; "auto" recomputes only what is needed to hold the activations of at
-    most ``kept[stage]`` micro-batches at any time; 0 is as "full". Raises ValueError naming the argument.
+    most ``kept[stage]`` micro-batches at any time; 0 is as "full". "zero_bubble" defers no weights' gradients past the
+    next operation where that would hold recomputed activations for longer. Raises ValueError naming the argument.
     """
     if policy not in POLICIES:
         raise ValueError(f"schedule={policy}: choose one of {', '.join(POLICIES)}")
@@ -80,7 +83,10 @@ def make_schedule(
     if kept is not None and (len(kept) != num_stages or min(kept) < 0):
         raise ValueError(f"kept={list(kept)}: give one number of 0 or more for each of the {num_stages} stages")
     stages_of_rank = place_stages(num_stages, num_ranks if num_ranks is not None else num_stages, policy)
-    order = {"gpipe": _fill_drain, "1f1b": _1f1b, "eager_1f1b": _eager_1f1b, "interleaved": _interleaved}[policy]
+    order = {
+        "gpipe": _fill_drain, "1f1b": _1f1b, "eager_1f1b": _eager_1f1b, "zero_bubble": _zero_bubble,
+        "interleaved": _interleaved,
+    }[policy]  # fmt: skip
     bare = tuple(
         tuple(order(rank, len(stages_of_rank), stages, num_micro_batches)) for rank, stages in enumerate(stages_of_rank)
     )
@@ -131,9 +137,15 @@ def remat_for_cut(remat: str) -> str:
 def rank_operations(schedule: Schedule, rank: int, kept: Mapping[int, int]) -> tuple[Operation, ...]:
     """What ``rank`` runs in this order of work with remat=auto, where its stage s holds the activations of at most
     ``kept[s]`` micro-batches at any time."""
-    bare = [op for op in schedule.operations[rank] if op.kind is not R]
+    bare = keeping_all(schedule.operations[rank])
     spared = {(stage, m) for stage, count in kept.items() for m in _spared(schedule, bare, stage, count)}
     return tuple(_recomputing(bare, spared))
+
+
+def keeping_all(operations: Sequence[Operation]) -> tuple[Operation, ...]:
+    """What a rank runs in this order of work with remat=none."""
+    last = tuple(op for op in operations if op.kind is W)
+    return (*(op for op in operations if op.kind is F or op.kind is B), *last)
 
 
 def make_forward_schedule(num_micro_batches: int, stages_of_rank: tuple[tuple[int, ...], ...]) -> Schedule:
@@ -178,6 +190,15 @@ def _eager_1f1b(rank: int, num_ranks: int, stages: tuple[int, ...], num_micro_ba
     return _in_turn(3 * (num_ranks - 1 - rank), stages, num_micro_batches)
 
 
+def _zero_bubble(rank: int, num_ranks: int, stages: tuple[int, ...], num_micro_batches: int) -> Iterable[Operation]:
+    # The mirror image of running ahead: the last gradients leave a rank early, while the ranks before it have most left
+    # to do.
+    first_deferred = num_micro_batches - min(num_micro_batches, 3 * rank)
+    yield from _eager_1f1b(rank, num_ranks, stages, num_micro_batches)
+    for m in range(first_deferred, num_micro_batches):
+        yield from _pass(W, stages, m)
+
+
 def _in_turn(num_ahead: int, stages: tuple[int, ...], num_micro_batches: int) -> Iterable[Operation]:
     """Some forward passes ahead, then one forward and one backward pass in turn, then the rest of the backward ones."""
     num_ahead = min(num_micro_batches, num_ahead)
@@ -214,21 +235,30 @@ def _groups(num_micro_batches: int, size: int) -> list[range]:
 
 
 def _recomputing(operations: Iterable[Operation], spared: Set[tuple[int, int]]) -> Iterator[Operation]:
-    """Operations with recomputation before each backward pass but those of the ``spared`` (stage, micro-batch)."""
+    """Operations with recomputation before each backward pass but those of the ``spared`` (stage, micro-batch).
+
+    Gradients of weights keep activations until they are computed: those of the others' no longer than needed.
+    """
+    operations = tuple(operations)
+    deferred = {(op.stage, op.micro_batch) for op in operations if op.kind is W} - spared
     previous: Operation | None = None
     for op in operations:
+        if op.kind is W and (op.stage, op.micro_batch) in deferred:
+            continue
         if op.kind is B:
             still_fresh = previous == Operation(op.stage, F, op.micro_batch)
             if not still_fresh and (op.stage, op.micro_batch) not in spared:
                 yield Operation(op.stage, R, op.micro_batch)
         yield op
+        if op.kind is B and (op.stage, op.micro_batch) in deferred:
+            yield Operation(op.stage, W, op.micro_batch)
         previous = op
 
 
 def _spared(schedule: Schedule, bare: Sequence[Operation], stage: int, kept: int) -> Sequence[int]:
     """Micro-batches that ``stage`` need not recompute when it may hold the activations of ``kept`` at any time."""
     num_micro_batches = schedule.num_micro_batches
-    in_flight = max_stored_micro_batches(schedule, stage)
+    in_flight = max_held_micro_batches(bare, stage)
     if kept >= in_flight:
         return range(num_micro_batches)
     if schedule.policy == "gpipe":

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .footprint import Footprint, rank_bytes
-from .policies import rank_operations
-from .schedule import Schedule, max_stored_micro_batches
+from .policies import keeping_all, rank_operations
+from .schedule import Schedule, max_held_micro_batches
 from .simulate import Held, peak_memory
 
 
@@ -52,7 +52,7 @@ def most_kept(schedule: Schedule, rank: int, stages: Sequence[Held], room_bytes:
     """By stage of ``rank``, how many micro-batches' activations it can hold while all of the rank's take no more than
     ``room_bytes`` at any time: as many on each stage as on the others, then more where they still fit."""
     numbers = schedule.stages_of_rank[rank]
-    in_flight = {stage: max_stored_micro_batches(schedule, stage) for stage in numbers}
+    in_flight = {stage: max_held_micro_batches(keeping_all(schedule.operations[rank]), stage) for stage in numbers}
 
     def fits(candidate: Mapping[int, int]) -> bool:
         return _peak(schedule, rank, stages, candidate) <= room_bytes

@@ -121,6 +121,8 @@ class Runtime:
                     self._pass_on(op, output, values, "train", homes)
             elif op.kind is OperationKind.REMATERIALIZE:
                 stage.rematerialize(m, counters, finish)
+            elif op.kind is OperationKind.WEIGHTS:
+                stage.weight_gradients(m)
             else:
                 if finish is not None:
                     loss = trace.losses[m]

@@ -7,18 +7,22 @@ read it; nobody rebuilds the order. No torch here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
 
 class OperationKind(str, Enum):
-    """What a stage does to a micro-batch."""
+    """What a stage does to a micro-batch.
+
+    A backward pass gives the gradients of inputs and of weights, or leaves the latter to an operation of their own.
+    """
 
     FORWARD = "F"
     REMATERIALIZE = "R"
     BACKWARD = "B"
+    WEIGHTS = "W"
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,15 @@ class Schedule:
             if op.kind is OperationKind.REMATERIALIZE
         )
 
+    @cached_property
+    def deferred(self) -> frozenset[tuple[int, int]]:
+        """The (stage, micro-batch) pairs whose gradients of weights have an operation of their own."""
+        return frozenset(
+            (op.stage, op.micro_batch) for ops in self.operations for op in ops if op.kind is OperationKind.WEIGHTS
+        )
 
-F, R, B = OperationKind.FORWARD, OperationKind.REMATERIALIZE, OperationKind.BACKWARD
+
+F, R, B, W = OperationKind
 
 
 def predecessors(schedule: Schedule, op: Operation) -> tuple[Operation, ...]:
@@ -88,6 +99,8 @@ def predecessors(schedule: Schedule, op: Operation) -> tuple[Operation, ...]:
         return (Operation(op.stage - 1, F, op.micro_batch),) if op.stage > 0 else ()
     if op.kind is R:
         return (here,)
+    if op.kind is W:
+        return (Operation(op.stage, B, op.micro_batch),)
     recomputed = (op.stage, op.micro_batch) in schedule.rematerialized
     own = Operation(op.stage, R, op.micro_batch) if recomputed else here
     if op.stage == schedule.num_stages - 1:
@@ -111,13 +124,13 @@ def messages(schedule: Schedule, sender: int, receiver: int, kind: OperationKind
 def stage_weights(schedule: Schedule) -> tuple[float, ...]:
     """Each stage's work in a mini-batch relative to a stage that recomputes nothing.
 
-    A backward pass counts as two forward passes: it computes the gradients of inputs and of weights.
+    A backward pass counts as two forward passes: it computes the gradients of inputs and of weights, or one of them.
     """
-    unit = {F: 1, R: 1, B: 2}
     work = Counter[int]()
     for ops in schedule.operations:
         for op in ops:
-            work[op.stage] += unit[op.kind]
+            whole = op.kind is B and (op.stage, op.micro_batch) not in schedule.deferred
+            work[op.stage] += 2 if whole else 1
     return tuple(work[stage] / (3 * schedule.num_micro_batches) for stage in range(schedule.num_stages))
 
 
@@ -125,21 +138,27 @@ def max_stored_micro_batches(schedule: Schedule, stage: int) -> int:
     """Largest number of micro-batches between forward and backward pass on ``stage`` at any time."""
     stored = most = 0
     for op in schedule.operations[schedule.rank_of_stage[stage]]:
-        if op.stage == stage and op.kind is not R:
-            stored += 1 if op.kind is F else -1
+        if op.stage == stage:
+            stored += (op.kind is F) - ends(op, schedule.deferred)
             most = max(most, stored)
     return most
+
+
+def ends(op: Operation, deferred: Set[tuple[int, int]]) -> bool:
+    """Whether nothing of its micro-batch is left to do on the stage after ``op``; ``deferred``: see Schedule."""
+    return op.kind is W or (op.kind is B and (op.stage, op.micro_batch) not in deferred)
 
 
 def max_held_micro_batches(operations: Sequence[Operation], stage: int) -> int:
     """Largest number of micro-batches whose activations ``stage`` holds at any time; ``operations`` are its rank's."""
     own = [op for op in operations if op.stage == stage]
     recomputed = {op.micro_batch for op in own if op.kind is R}
+    deferred = {(stage, op.micro_batch) for op in own if op.kind is W}
     held = most = 0
     for op in own:
-        if op.kind is B:
+        if ends(op, deferred):
             held -= 1
-        elif op.kind is R or op.micro_batch not in recomputed:
+        elif op.kind is R or (op.kind is F and op.micro_batch not in recomputed):
             held += 1
             most = max(most, held)
     return most

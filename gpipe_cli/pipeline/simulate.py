@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .schedule import Event, Operation, OperationKind, Schedule, predecessors
+from .schedule import Event, Operation, OperationKind, Schedule, ends, predecessors
 
 
 @dataclass(frozen=True)
@@ -24,28 +24,35 @@ class StageCost:
 
     ``transfer_s``: seconds from the end of an operation until its result is usable on the next stage's rank; the
     gradient on its way back takes as long. ``rematerialize_s`` is the forward pass's time where it is not given.
+    ``weights_s``: what of ``backward_s`` is for the weights and may come later; half of it where it is not given.
     ``update_s``: the optimizer's step, once a mini-batch. ``input_bytes``: the stage's inputs, held from the forward
     to the backward pass; ``activation_bytes``: what is held besides them while the activations are kept, its outputs
     among them; ``saved_bytes``: how much of both autograd itself keeps; ``shared_bytes``: how much of the inputs both
-    this stage and the one before keep so, where they are on the same rank.
+    this stage and the one before keep so, where they are on the same rank; ``waiting_bytes``: what is held instead of
+    all that while the gradients of weights wait.
     """
 
     forward_s: float
     backward_s: float
     rematerialize_s: float | None = None
+    weights_s: float | None = None
     transfer_s: float = 0
     update_s: float = 0
     input_bytes: int = 0
     activation_bytes: int = 0
     saved_bytes: int = 0
     shared_bytes: int = 0
+    waiting_bytes: int = 0
 
-    def seconds(self, kind: OperationKind) -> float:
-        """The one cost rule: seconds of an operation of this kind."""
+    def seconds(self, kind: OperationKind, deferred: bool = False) -> float:
+        """The one cost rule: seconds of an operation of this kind; ``deferred``: the weights' gradients come later."""
         if kind is OperationKind.FORWARD:
             return self.forward_s
+        weights_s = self.backward_s / 2 if self.weights_s is None else self.weights_s
+        if kind is OperationKind.WEIGHTS:
+            return weights_s
         if kind is OperationKind.BACKWARD:
-            return self.backward_s
+            return self.backward_s - weights_s if deferred else self.backward_s
         return self.forward_s if self.rematerialize_s is None else self.rematerialize_s
 
 
@@ -111,7 +118,7 @@ def _run(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[tuple[Event, .
                     break
                 ready = [ended[n] if home[n.stage] == rank else arrived[n] for n in needs]
                 start = max([free[rank], *ready])
-                end = start + costs[op.stage].seconds(op.kind)
+                end = start + costs[op.stage].seconds(op.kind, (op.stage, op.micro_batch) in schedule.deferred)
                 events[rank].append(Event(op, start, end))
                 ended[op] = free[rank] = end
                 remaining -= 1
@@ -144,11 +151,14 @@ class Held(Protocol):
     def saved_bytes(self) -> int: ...
     @property
     def shared_bytes(self) -> int: ...
+    @property
+    def waiting_bytes(self) -> int: ...
 
 
 def peak_memory(operations: Sequence[Operation], costs: Sequence[Held]) -> tuple[int, int, int]:
     """Most bytes held, most bytes held by autograd, most micro-batches stored, while a rank runs ``operations``."""
     recomputed = {(op.stage, op.micro_batch) for op in operations if op.kind is OperationKind.REMATERIALIZE}
+    deferred = {(op.stage, op.micro_batch) for op in operations if op.kind is OperationKind.WEIGHTS}
     own = {op.stage for op in operations}
     held = saved = stored = 0
     peak_held = peak_saved = peak_stored = 0
@@ -167,7 +177,11 @@ def peak_memory(operations: Sequence[Operation], costs: Sequence[Held]) -> tuple
             held, saved = held + cost.activation_bytes, saved + saved_bytes
         peak_held, peak_saved, peak_stored = max(peak_held, held), max(peak_saved, saved), max(peak_stored, stored)
         if op.kind is OperationKind.BACKWARD:
-            stored -= 1
-            held -= cost.activation_bytes + input_bytes
-            saved -= saved_bytes
+            waiting_bytes = cost.waiting_bytes if (op.stage, op.micro_batch) in deferred else 0
+            held += waiting_bytes - cost.activation_bytes - input_bytes
+            saved += waiting_bytes - saved_bytes
+            peak_held, peak_saved = max(peak_held, held), max(peak_saved, saved)
+        if op.kind is OperationKind.WEIGHTS:
+            held, saved = held - cost.waiting_bytes, saved - cost.waiting_bytes
+        stored -= ends(op, deferred)
     return peak_held, peak_saved, peak_stored

@@ -8,7 +8,7 @@ statistics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .batchnorm import BatchNormStatistics
+from .deferral import Deferral
 from .layers import Partition
 from .microbatch import Value, flatten, unflatten
 from .randomness import EVALUATION, TRAINING, derive_seed, seed_generators
@@ -48,6 +49,7 @@ class Stage:
     """Runs its layers on micro-batches and holds what their backward passes need.
 
     ``num_layers`` is that of the whole network; the ending draws its random numbers as the layer after the last.
+    ``deferred``: the micro-batches whose backward pass leaves the gradients of weights to :meth:`weight_gradients`.
     """
 
     def __init__(
@@ -57,12 +59,14 @@ class Stage:
         num_micro_batches: int,
         device: torch.device,
         autocast: torch.dtype | None,
+        deferred: Set[int] = frozenset(),
     ) -> None:
         self.layers = tuple(layers)
         self.device = device
         self.num_rematerializations = 0
         self._num_layers = num_layers
         self._autocast = autocast
+        self._deferrals = {micro_batch: Deferral() for micro_batch in deferred}
         self._module = Partition((layer.name, layer.module) for layer in layers)
         self._statistics = BatchNormStatistics(self._module, num_micro_batches)
         self._stashed: dict[int, Packet] = {}  # micro-batch -> inputs to recompute from
@@ -123,6 +127,10 @@ class Stage:
             torch.autograd.backward([root for root, _ in roots], [gradient for _, gradient in roots])
         return Packet(tuple(leaf.grad for leaf in leaves), True, (False,) * len(leaves))
 
+    def weight_gradients(self, micro_batch: int) -> None:
+        """Accumulate the parameter gradients that the backward pass of a deferred micro-batch left."""
+        self._deferrals[micro_batch].run()
+
     def evaluate(self, micro_batch: int, packet: Packet, counters: Counters) -> Packet:
         """Run the layers as they are (the caller sets evaluation mode), without gradients and without a trace."""
         if packet.is_empty:
@@ -141,6 +149,8 @@ class Stage:
         self._statistics.discard()
         for held in (self._stashed, self._leaves, self._outputs, self._untrained):
             held.clear()
+        for deferral in self._deferrals.values():
+            deferral.discard()
 
     def _run(
         self, micro_batch: int, packet: Packet, counters: Counters, ending: Ending | None, recomputing: bool
@@ -157,7 +167,8 @@ class Stage:
         copied = self._overwrites if known and self._overwrites else (True,) * len(leaves)
         entries = [leaf.clone() if copy else leaf for leaf, copy in zip(leaves, copied, strict=True)]
         versions = [entry._version for entry in entries]
-        with self._statistics.micro_batch(micro_batch, recomputing):
+        deferral = self._deferrals.get(micro_batch) if grad else None
+        with self._statistics.micro_batch(micro_batch, recomputing), deferral or nullcontext():
             outputs, is_tuple = self._layers(
                 unflatten(entries, packet.is_tuple), micro_batch, counters, TRAINING, ending
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from .schedule import B, F, Operation, R, Schedule, format_schedule, messages, predecessors
+from .schedule import B, F, Operation, R, Schedule, W, format_schedule, messages, predecessors
 
 
 class ScheduleError(ValueError):
@@ -27,7 +27,7 @@ def validate_schedule(schedule: Schedule) -> None:
     wrong = [op for op in expected if counts[op] != 1] + [
         op for op, n in counts.items() if op not in expected and n != 1
     ]
-    strangers = [op for op in counts if op.kind is not R and op not in expected]
+    strangers = [op for op in counts if op.kind not in (R, W) and op not in expected]
     if wrong or strangers:
         op = sorted(wrong + strangers, key=str)[0]
         raise ScheduleError(f"operation {op} appears {counts[op]} times, once is right\n{format_schedule(schedule)}")

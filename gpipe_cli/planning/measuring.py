@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from gpipe_cli.distributed.heap import keep_freed_memory
 from gpipe_cli.distributed.launch import RankContext, launch
 from gpipe_cli.pipeline import Layers, Pipeline
 from gpipe_cli.pipeline.profile import measure_layers
-from gpipe_cli.pipeline.schedule import Event, OperationKind
+from gpipe_cli.pipeline.schedule import B, Event, F, OperationKind, R, W
 from gpipe_cli.pipeline.simulate import StageCost, simulate
 from gpipe_cli.planning.cpu import cpu_ranks, threads_of_rank
 from gpipe_cli.planning.network import layers_of, loss_of, mini_batch_of, sample_of
@@ -80,19 +80,28 @@ def costs_of_events(events: Sequence[Sequence[Event]], costs: Sequence[StageCost
     An operation that did not run keeps its time. The runtime notes an operation's start after its input has arrived, so
     waiting is not part of it; sending is.
     """
-    seconds: dict[tuple[int, OperationKind], list[float]] = defaultdict(list)
+    seconds: dict[tuple[int, OperationKind, bool], list[float]] = defaultdict(list)
     for ran in events:
+        # Backward passes that leave the gradients of weights to later are shorter than the others.
+        deferred = {(op.stage, op.micro_batch) for op in (event.operation for event in ran) if op.kind is W}
         for event in ran:
-            seconds[event.operation.stage, event.operation.kind].append(event.end_s - event.start_s)
+            op = event.operation
+            halved = op.kind is B and (op.stage, op.micro_batch) in deferred
+            seconds[op.stage, op.kind, halved].append(event.end_s - event.start_s)
     medians = {key: statistics.median(values) for key, values in seconds.items()}
-    return tuple(
-        replace(
-            cost,
-            forward_s=medians.get((stage, OperationKind.FORWARD), cost.forward_s),
-            backward_s=medians.get((stage, OperationKind.BACKWARD), cost.backward_s),
-            rematerialize_s=medians.get((stage, OperationKind.REMATERIALIZE), cost.rematerialize_s),
-        )
-        for stage, cost in enumerate(costs)
+    return tuple(_timed(cost, stage, medians) for stage, cost in enumerate(costs))
+
+
+def _timed(cost: StageCost, stage: int, medians: Mapping[tuple[int, OperationKind, bool], float]) -> StageCost:
+    weights_s = medians.get((stage, W, False), cost.weights_s)
+    halves_s = medians.get((stage, B, True), 0.0) + (weights_s or 0.0)
+    backward_s = halves_s if (stage, B, True) in medians else cost.backward_s
+    return replace(
+        cost,
+        forward_s=medians.get((stage, F, False), cost.forward_s),
+        backward_s=medians.get((stage, B, False), backward_s),
+        rematerialize_s=medians.get((stage, R, False), cost.rematerialize_s),
+        weights_s=weights_s,
     )
 
 

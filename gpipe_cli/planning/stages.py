@@ -67,6 +67,7 @@ def make_stages(
                     activation_bytes=footprint.activation_bytes,
                     saved_bytes=footprint.saved_bytes,
                     shared_bytes=footprint.shared_bytes,
+                    waiting_bytes=footprint.waiting_bytes,
                 ),
             )
         )

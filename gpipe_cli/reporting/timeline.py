@@ -25,6 +25,7 @@ _KINDS = {
     "F": ("forward", "#9ecae1", "thread_state_runnable"),
     "R": ("re-materialize", "#fdd49e", "thread_state_iowait"),
     "B": ("backward", "#74c476", "thread_state_running"),
+    "W": ("gradients of weights", "#bcbddc", "thread_state_sleeping"),
 }
 _WIDTH_INCHES = 12.0
 _CHARACTERS_PER_INCH = 16.0  # of the numbers in the boxes: a narrower box stays empty

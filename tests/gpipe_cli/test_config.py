@@ -30,7 +30,7 @@ from gpipe_cli.pipeline import POLICIES
         ("precision=fp16", "precision=fp16: expected one of fp32, bf16"),
         ("device=gpu", "device=gpu: expected one of auto, cpu, cuda"),
         ("remat=all", "remat=all: expected one of full, except_last, none, auto"),
-        ("schedule=zb", "schedule=zb: expected one of gpipe, 1f1b, eager_1f1b, interleaved"),
+        ("schedule=zb", "schedule=zb: expected one of gpipe, 1f1b, eager_1f1b, zero_bubble, interleaved"),
         ("clip_grad_norm=0", "clip_grad_norm=0: expected a number, more than 0, or null"),
         ("label_smoothing=1", "label_smoothing=1: expected a number, 0 or more and less than 1"),
         ("ema_decay=1", "ema_decay=1: expected a number, 0 or more and less than 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import OrderedDict
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_equals_plain_pytorch_for_any_partition_and_unequal_micro_batches(
         assert report["num_samples"] == samples
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager_1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager_1f1b", "zero_bubble"])
 def test_same_bits_for_every_cut_number_of_processes_and_rematerialization(step, assert_same, schedule):
     x, y = images(9)
     options: dict[str, Any] = {"micro_batches": 4, "schedule": schedule, "seed": 11, "steps": 3, "lr": 0.1}
@@ -98,7 +99,7 @@ def test_same_bits_for_every_cut_number_of_processes_and_rematerialization(step,
 
 def test_schedules_agree_to_rounding(step, assert_same):
     x, y = images(8)
-    a, b, c, d = (
+    a, b, c, d, e, f = (
         step(
             with_batchnorm_and_dropout, x, y, squared_error,
             partitions=4, micro_batches=4, schedule=schedule, remat=remat, kept=kept, ranks=ranks,
@@ -106,11 +107,32 @@ def test_schedules_agree_to_rounding(step, assert_same):
         for schedule, remat, kept, ranks in [
             ("gpipe", "full", None, 4), ("1f1b", "auto", [2, 1, 1, 1], 4),
             ("interleaved", "full", None, 2), ("interleaved", "none", None, 1),
+            ("zero_bubble", "none", None, 4), ("zero_bubble", "auto", [1, 2, 1, 2], 2),
         ]
     )  # fmt: skip
     assert_same(a, b, 1e-12)
     assert_same(a, c, 1e-12)
     assert_same(a, d, 1e-12)
+    assert_same(a, e, 1e-12)
+    assert_same(a, f, 1e-12)
+
+
+def operations_that_give_gradients_of_weights(remat: str) -> list[str]:
+    x, y = images(12)
+    pipe = Pipeline(convolutions(), 2, 6, loss_fn=squared_error, balance=[2, 4], schedule="zero_bubble", remat=remat)
+    times: list[float] = []
+    weight = next(pipe.parameters())
+    weight.register_post_accumulate_grad_hook(lambda _: times.append(time.perf_counter()))
+    events = pipe.forward_backward(x, y).trace.events
+    return [str(e.operation) for at in times for e in events if e.start_s <= at <= e.end_s]
+
+
+def test_zero_bubble_gives_gradients_of_weights_when_the_schedule_says(run_ranks):
+    first, last = run_ranks(2, operations_that_give_gradients_of_weights, "none")
+    assert first == ["0B0", "0B1", "0B2", "0B3", "0B4", "0B5"]
+    assert last == ["1B0", "1B1", "1B2", "1W3", "1W4", "1W5"]
+    first, last = run_ranks(2, operations_that_give_gradients_of_weights, "full")
+    assert last == ["1B0", "1B1", "1B2", "1W3", "1W4", "1W5"]
 
 
 def evaluate_interleaved() -> dict[str, Any]:
@@ -246,7 +268,7 @@ def test_parameters_are_counted_over_all_ranks(step):
         ({"num_partitions": 2, "balance": [3, 4]}, r"balance=\[3, 4\]: sums to 7, the network has 6 layers"),
         ({"num_partitions": 2, "balance": [6]}, r"balance=\[6\]: 1 entries for 2 partitions"),
         ({"num_partitions": 2, "balance": [6, 0]}, r"balance=\[6, 0\]: a partition without layers"),
-        ({"schedule": "fifo"}, "schedule=fifo: choose one of gpipe, 1f1b, eager_1f1b, interleaved"),
+        ({"schedule": "fifo"}, "schedule=fifo: choose one of gpipe, 1f1b, eager_1f1b, zero_bubble, interleaved"),
         ({"remat": "some"}, "remat=some: choose one of full, except_last, none, auto"),
         ({"num_micro_batches": 0}, "num_micro_batches=0"),
     ],

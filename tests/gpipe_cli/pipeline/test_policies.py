@@ -38,6 +38,25 @@ def test_eager_goes_as_far_ahead_as_the_first_gradient_takes_to_come_back():
     assert grid(make_schedule(4, 2, "eager_1f1b", "none"))[0] == "0F0 0F1 0B0 0B1"
 
 
+def test_zero_bubble_leaves_the_gradients_of_weights_to_the_end_where_others_wait():
+    assert grid(make_schedule(2, 5, "zero_bubble", "none")) == [
+        "0F0 0F1 0F2 0F3 0B0 0F4 0B1 0B2 0B3 0B4",
+        "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3 1F4 1B4 1W2 1W3 1W4",
+    ]
+    assert grid(make_schedule(3, 2, "zero_bubble", "none"))[1] == "1F0 1F1 1B0 1B1 1W0 1W1"
+    deep = make_schedule(4, 32, "zero_bubble", "none")
+    assert [max_stored_micro_batches(deep, stage) for stage in range(4)] == [10, 7, 6, 9]
+    assert grid(make_schedule(2, 3, "zero_bubble", "none", 1)) == grid(make_schedule(2, 3, "eager_1f1b", "none", 1))
+
+
+def test_deferred_gradients_of_weights_hold_no_more_activations_than_asked():
+    assert grid(make_schedule(2, 3, "zero_bubble", "full")) == [
+        "0F0 0F1 0F2 0R0 0B0 0R1 0B1 0R2 0B2", "1F0 1B0 1W0 1F1 1B1 1W1 1F2 1B2 1W2",
+    ]  # fmt: skip
+    assert grid(make_schedule(2, 3, "zero_bubble", "auto", kept=[3, 2]))[1] == "1F0 1B0 1F1 1B1 1W1 1F2 1B2 1W2 1W0"
+    assert grid(make_schedule(2, 2, "zero_bubble", "except_last"))[1] == "1F0 1B0 1W0 1F1 1B1 1W1"
+
+
 def test_a_cut_gives_earlier_ranks_more_where_the_first_never_waits():
     assert cut_weights(make_schedule(2, 8, "eager_1f1b", "none")) == pytest.approx((1, 8 / 7))
     assert cut_weights(make_schedule(3, 8, "eager_1f1b", "none")) == pytest.approx((1, 8 / 7, 64 / 49))
@@ -84,12 +103,12 @@ def stored_activations(schedule, stage: int) -> int:
             if fresh or op.kind.value == "R":
                 held.add(op.micro_batch)
             most = max(most, len(held))
-            if op.kind.value == "B":
+            if op.kind.value == ("W" if (stage, op.micro_batch) in schedule.deferred else "B"):
                 held.discard(op.micro_batch)
     return most
 
 
-@pytest.mark.parametrize("policy", ["gpipe", "1f1b", "eager_1f1b", "interleaved"])
+@pytest.mark.parametrize("policy", ["gpipe", "1f1b", "eager_1f1b", "zero_bubble", "interleaved"])
 def test_automatic_rematerialization_keeps_what_fits_and_recomputes_only_the_rest(policy):
     for stages, micro_batches in [(1, 4), (2, 8), (4, 8), (3, 7)]:
         counts = []

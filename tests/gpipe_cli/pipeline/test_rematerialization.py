@@ -16,15 +16,16 @@ from gpipe_cli.pipeline import Pipeline, make_schedule
 from gpipe_cli.pipeline.counting import count_network
 from gpipe_cli.pipeline.footprint import Footprint, footprints, rank_bytes
 from gpipe_cli.pipeline.memory import ActivationMeter
-from gpipe_cli.pipeline.policies import rank_operations
+from gpipe_cli.pipeline.policies import keeping_all, rank_operations
 from gpipe_cli.pipeline.rematerialization import keep_what_fits, most_kept
-from gpipe_cli.pipeline.schedule import Operation, OperationKind, max_stored_micro_batches, num_not_recomputed
+from gpipe_cli.pipeline.schedule import Operation, OperationKind, max_held_micro_batches, num_not_recomputed
 from gpipe_cli.pipeline.simulate import StageCost, peak_memory
 
 # (policy, stages, micro-batches, ranks)
 PLACES = [
     ("gpipe", 1, 4, 1), ("gpipe", 3, 5, 3), ("gpipe", 5, 4, 2), ("1f1b", 4, 8, 4), ("1f1b", 4, 3, 4), ("1f1b", 5, 6, 2),
     ("interleaved", 4, 8, 2), ("interleaved", 6, 4, 2), ("interleaved", 4, 3, 2),
+    ("zero_bubble", 2, 8, 2), ("zero_bubble", 4, 8, 4), ("zero_bubble", 5, 6, 2),
 ]  # fmt: skip
 
 
@@ -42,7 +43,7 @@ def test_what_is_kept_fits_and_one_more_would_not(policy, stages, micro_batches,
             kept = most_kept(schedule, rank, costs, room)
             assert peak(schedule, rank, costs, kept) <= room
             for stage in numbers:
-                if kept[stage] < max_stored_micro_batches(schedule, stage):
+                if kept[stage] < max_held_micro_batches(keeping_all(schedule.operations[rank]), stage):
                     assert peak(schedule, rank, costs, {**kept, stage: kept[stage] + 1}) > room
         assert peak(schedule, rank, costs, most_kept(schedule, rank, costs, most)) == most
         assert most_kept(schedule, rank, costs, least - 1) == dict.fromkeys(numbers, 0)
@@ -59,7 +60,7 @@ def test_nothing_kept_is_full_and_everything_kept_is_none(policy, stages, micro_
 def test_memory_is_weights_and_optimizer_inputs_activations_and_room_to_work():
     stage = Footprint(
         layers=range(2), num_parameters=10, num_parameter_tensors=2, resident_bytes=100, working_bytes=50,
-        output_bytes=0, input_bytes=0, activation_bytes=1000, saved_bytes=1000, shared_bytes=0,
+        output_bytes=0, input_bytes=0, activation_bytes=1000, saved_bytes=1000, shared_bytes=0, waiting_bytes=0,
     )  # fmt: skip
     schedule = make_schedule(1, 4)
     constant = 10 * 16 + 100 + 50
@@ -98,7 +99,7 @@ def measure(partitions: int, policy: str, balance: list[int], kept: list[int]) -
 
 @pytest.mark.parametrize(("policy", "ranks", "balance", "share"), [
     ("gpipe", 1, [9], 0.4), ("gpipe", 2, [4, 5], 0.5), ("gpipe", 2, [2, 3, 2, 2], 0.6), ("1f1b", 4, [2, 2, 2, 3], 0.7),
-    ("interleaved", 2, [2, 3, 2, 2], 0.6),
+    ("interleaved", 2, [2, 3, 2, 2], 0.6), ("zero_bubble", 2, [4, 5], 0.6), ("zero_bubble", 4, [2, 2, 2, 3], 0.7),
 ])  # fmt: skip
 def test_the_engine_holds_what_was_decided_and_recomputes_the_rest(run_ranks, policy, ranks, balance, share):
     """`share`: how far the budget is from remat=full towards remat=none."""
@@ -124,7 +125,7 @@ def test_the_engine_holds_what_was_decided_and_recomputes_the_rest(run_ranks, po
     assert sum(report["recomputed"] for report in reports) == len(schedule.rematerialized)
     # One more micro-batch on the first stage, alone on its rank and without inputs to hold: measured, it is too much.
     more = [decision.kept[0] + 1, *decision.kept[1:]]
-    if len(schedule.stages_of_rank[0]) == 1 and more[0] <= max_stored_micro_batches(schedule, 0):
+    if len(schedule.stages_of_rank[0]) == 1 and more[0] <= max_held_micro_batches(none.operations[0], 0):
         first = run_ranks(ranks, measure, partitions, policy, balance, more)[0]
         constant = rank_bytes([stages[number] for number in schedule.stages_of_rank[0]], 16, 0)
         assert first["peak"] - stages[0].resident_bytes > memory[0] - constant
@@ -138,7 +139,9 @@ def with_batchnorm_and_dropout() -> nn.Sequential:
     ).double()  # fmt: skip
 
 
-@pytest.mark.parametrize(("policy", "ranks"), [("gpipe", 4), ("gpipe", 2), ("1f1b", 4), ("interleaved", 2)])
+@pytest.mark.parametrize(
+    ("policy", "ranks"), [("gpipe", 4), ("gpipe", 2), ("1f1b", 4), ("zero_bubble", 4), ("interleaved", 2)]
+)
 def test_results_are_those_of_full_and_none_to_the_bit(step, assert_same, policy, ranks):
     x = torch.randn(18, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     y = torch.arange(18) % 3

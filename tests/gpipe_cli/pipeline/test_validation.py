@@ -40,6 +40,15 @@ def test_a_missing_a_doubled_and_a_misplaced_operation_are_found():
         validate_schedule(swapped)
 
 
+def test_gradients_of_weights_come_once_and_after_those_of_inputs():
+    schedule = make_schedule(2, 2, "zero_bubble", "none")
+    ops = list(schedule.operations[1])
+    with pytest.raises(ScheduleError, match="operation 1W1 appears 2 times"):
+        validate_schedule(changed(schedule, 1, [*ops, ops[-1]]))
+    with pytest.raises(ScheduleError, match=r"(?s)deadlock: .*1W1 1F0"):
+        validate_schedule(changed(schedule, 1, [ops[-1], *ops[:-1]]))
+
+
 def test_a_deadlock_is_shown_in_the_grid():
     schedule = make_schedule(2, 2, "gpipe", "none")
     ops = list(schedule.operations[0])

@@ -26,6 +26,15 @@ def test_costs_of_events_give_the_step_that_they_come_from():
     assert simulate(schedule, found).step_time_s == simulate(schedule, costs).step_time_s
 
 
+def test_backward_passes_in_two_halves_are_told_from_whole_ones():
+    costs = (StageCost(1.0, 4.0), StageCost(2.0, 5.0, weights_s=2.0))
+    for micro_batches in (2, 6):  # with two, the last stage runs no whole one
+        schedule = make_schedule(2, micro_batches, "zero_bubble", "none")
+        events = simulate(schedule, costs).events
+        found = costs_of_events(events, (StageCost(0.0, 0.0),) * 2)
+        assert [(cost.backward_s, cost.weights_s) for cost in found] == [(4.0, None), (5.0, 2.0)]
+
+
 def test_what_did_not_run_keeps_its_time():
     events = simulate(make_schedule(1, 2, "gpipe", "none"), [StageCost(1.0, 2.0)]).events
     assert costs_of_events(events, [StageCost(0.0, 0.0, rematerialize_s=9.0)])[0].rematerialize_s == 9.0

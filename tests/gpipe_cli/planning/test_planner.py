@@ -45,7 +45,7 @@ def test_the_cut_is_the_engines_on_predicted_times(plan_config):
     assert plan.balance == cut([*times[:-2], times[-2] + times[-1]], 3)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager_1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager_1f1b", "zero_bubble"])
 def test_on_this_cpu_the_cut_is_the_one_that_the_engine_makes(plan_config, schedule, monkeypatch, round_hardware):
     words = ("partitions=3", "ranks=1", "micro_batches=8", "batch_size=32", "hardware=cpu", f"schedule={schedule}")
     config = plan_config(*words)

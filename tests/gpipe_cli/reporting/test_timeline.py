@@ -38,13 +38,17 @@ def test_the_trace_has_a_track_a_rank_with_times_in_microseconds(tmp_path: Path)
 
 
 def test_the_picture_is_drawn_for_several_stages_a_rank_and_every_kind(tmp_path: Path) -> None:
-    schedule = make_schedule(4, 3, "gpipe", "full", num_ranks=2)
-    ranks = [
-        [Event(op, float(place), place + 0.9) for place, op in enumerate(operations)]
-        for operations in schedule.operations
-    ]
-    draw_timeline(tmp_path / "picture.png", ranks, "four stages on two ranks")
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    for policy in ("gpipe", "zero_bubble"):
+        schedule = make_schedule(4, 3, policy, "full", num_ranks=2)
+        ranks = [
+            [Event(op, float(place), place + 0.9) for place, op in enumerate(operations)]
+            for operations in schedule.operations
+        ]
+        draw_timeline(tmp_path / f"{policy}.png", ranks, "four stages on two ranks")
+        assert (tmp_path / f"{policy}.png").read_bytes().startswith(b"\x89PNG")
+        write_trace(tmp_path / "trace.json", ranks, policy)
+        kinds = {box.get("cat") for box in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+        assert ("gradients of weights" in kinds) == (policy == "zero_bubble")
 
 
 def test_nothing_to_draw_is_an_error(tmp_path: Path) -> None:
