@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _NUM_AXES = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+_OPERANDS = ((0, "input"), (1, "weight"))
 # Notes that the gradients of a weight and perhaps a bias are wanted: (gradient of the output, input).
 _Later: TypeAlias = Callable[[Tensor, Tensor], None]
 
@@ -64,7 +65,7 @@ class Deferral(TorchFunctionMode):
         dilation: Any = 1, groups: int = 1,
     ) -> Tensor:  # fmt: skip
         output: Tensor
-        if not _has_halves(input, weight) or isinstance(padding, str) or input.dim() != weight.dim():
+        if not _has_halves(input, weight) or not _is_plain(input, weight, padding):
             output = func(input, weight, bias, stride, padding, dilation, groups)
             return output
         input, weight, bias = _cast(input, weight, bias)
@@ -88,10 +89,14 @@ class Products(TorchFunctionMode):
         self.outputs: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if (func is F.linear or func in _NUM_AXES) and _has_halves(*args[:2]):
-            self.inputs.append(args[0])
-            self.outputs.append(output)
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        if func is F.linear or func in _NUM_AXES:
+            input, weight = (args[place] if place < len(args) else kwargs[name] for place, name in _OPERANDS)
+            padding = args[4] if len(args) > 4 else kwargs.get("padding", 0)
+            if _has_halves(input, weight) and (func is F.linear or _is_plain(input, weight, padding)):
+                self.inputs.append(input)
+                self.outputs.append(output)
         return output
 
 
@@ -168,6 +173,11 @@ def _note(later: _Later, grad: Tensor, input: Tensor) -> None:
 
 def _has_halves(input: Tensor, weight: Tensor) -> bool:
     return torch.is_grad_enabled() and input.requires_grad and weight.requires_grad
+
+
+def _is_plain(input: Tensor, weight: Tensor, padding: Any) -> bool:
+    """Whether a convolution is of a batch, with numbers for the padding; others are left to the backward pass."""
+    return input.dim() == weight.dim() and not isinstance(padding, str)
 
 
 def _detached(bias: Tensor | None) -> Tensor | None:

@@ -6,8 +6,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpipe_cli.pipeline.deferral import Deferral
+from gpipe_cli.pipeline.deferral import Deferral, Products
 from gpipe_cli.pipeline.memory import ActivationMeter
+
+
+class Keywords(nn.Module):
+    """Names its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 6))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.linear(weight=self.weight, input=input)
 
 
 class Shared(nn.Module):
@@ -34,6 +45,7 @@ LAYERS = {
     "one axis": (lambda: nn.Conv1d(6, 4, 3, stride=2, padding=1), (3, 6, 9)),
     "three axes": (lambda: nn.Conv3d(6, 4, 2), (2, 6, 3, 4, 5)),
     "weight used twice": (Shared, (3, 6)),
+    "arguments by name": (Keywords, (3, 6)),
     "with batch norm": (lambda: nn.Sequential(nn.Conv2d(6, 4, 1), nn.BatchNorm2d(4), nn.ReLU()), (3, 6, 4, 4)),
 }
 
@@ -125,6 +137,22 @@ def test_the_halves_work_in_mixed_precision_as_the_whole():
     for whole, halves in zip(*found, strict=True):
         assert halves.dtype is torch.float32
         torch.testing.assert_close(halves, whole, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_what_would_wait_is_told_without_running_it(kind):
+    build, shape = LAYERS[kind]
+    module, deferral, products = build(), Deferral(), Products()
+    with products:
+        module(torch.ones(shape, requires_grad=True))
+    with deferral, ActivationMeter(module.parameters()) as meter:
+        module(torch.ones(shape, requires_grad=True)).sum().backward()
+        held = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in products.inputs}
+        told = sum(held.values()) + sum(tensor.nbytes for tensor in products.outputs)
+        # sum()'s gradient is one number for all: that of the last product takes four bytes.
+        last = products.outputs[-1].nbytes if products.outputs else 0
+        assert told - last <= meter.live_bytes <= told
+    assert bool(products.outputs) == (kind not in ("dilated, padding by name", "convolution of one picture"))
 
 
 def test_what_waits_counts_as_held():
