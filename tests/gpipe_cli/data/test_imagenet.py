@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,7 +76,7 @@ def test_imagenet_that_is_already_unpacked_needs_no_archive(settings: Callable, 
 
 
 @pytest.fixture
-def sample_tree(tmp_path: Path, make_tar: Callable) -> Path:
+def sample_tree(tmp_path: Path) -> Path:
     """Pictures as photographers leave them, a folder for each class, the same ones in both splits.
 
     Wide, tall and tiny ones, grey ones, with a palette, with transparency, CMYK and bits, all of them named .JPEG.
@@ -95,14 +94,11 @@ def sample_tree(tmp_path: Path, make_tar: Callable) -> Path:
         "n03417042": (photo.convert("LA"), "png"),
         "n03594734": (photo.convert("1"), "png"),
     }
-    files = {}
-    for name, (picture, form) in pictures.items():
-        buffer = io.BytesIO()
-        picture.save(buffer, form)
-        files[f"{name}/{name}_0.JPEG"] = buffer.getvalue()
     for split in ("train", "val"):
-        with tarfile.open(fileobj=io.BytesIO(make_tar(files))) as tar:
-            tar.extractall(tmp_path / split, filter="data")
+        for name, (picture, form) in pictures.items():
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            picture.save(folder / f"{name}_0.JPEG", form)
     return tmp_path
 
 
