@@ -21,9 +21,9 @@ from torch import nn
 from gpipe_cli.distributed.devices import RankPlan, available_cores, total_memory_bytes
 from gpipe_cli.distributed.heap import keep_freed_memory
 from gpipe_cli.distributed.launch import RankContext, launch
-from gpipe_cli.models.amoebanet.operations import Conv
 from gpipe_cli.pipeline.counting import count_network
 from gpipe_cli.planning.hardware import GB, Hardware
+from gpipe_cli.training.networks import sample_convolutions
 
 if TYPE_CHECKING:
     from gpipe_cli.config_plan import HardwareConfig
@@ -92,7 +92,7 @@ def measure(num_ranks: int, precision: str, num_threads: int) -> Rates:
     cores = available_cores()
     num_processes = min(num_ranks, cores, MOST_RANKS)
     plan = cpu_ranks(num_processes, num_threads)
-    probes = Probes(_probe(_convolutions(), (4, 64, 28, 28)), _probe(_memory_bound(), (4, 64, 56, 56)), precision)
+    probes = Probes(_probe(sample_convolutions(), (4, 64, 28, 28)), _probe(_memory_bound(), (4, 64, 56, 56)), precision)
     rates = launch(_measure_rank, probes, plan)
     share = min(1.0, max(cores, num_processes * num_threads) / (num_ranks * num_threads))
     return Rates(
@@ -112,11 +112,6 @@ class Probes:
     convolutions: Probe
     memory_bound: Probe
     precision: str
-
-
-def _convolutions() -> nn.Sequential:
-    # The networks' own layers: their products with weights take the way that is fastest on this CPU.
-    return nn.Sequential(Conv(64, 64, (1, 7)), Conv(64, 256), Conv(256, 64))
 
 
 def _memory_bound() -> nn.Sequential:
@@ -142,7 +137,7 @@ def _measure_rank(context: RankContext, probes: Probes) -> Rates:
         dist.barrier()
     # An operation of a network also makes its node of the graph and passes through its module.
     overhead = 3 * _time(lambda: torch.add(tiny, 1.0))
-    convolutions = _passes_s(_convolutions(), probes.convolutions, probes.precision)
+    convolutions = _passes_s(sample_convolutions(), probes.convolutions, probes.precision)
     memory_bound = _passes_s(_memory_bound(), probes.memory_bound, "fp32")
     stream = _time(lambda: large.add_(other))
     link, latency = (_link(context), _link(context, 4)) if several else (0.0, 0.0)

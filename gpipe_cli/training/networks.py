@@ -17,6 +17,8 @@ from gpipe_cli.config import stem_for
 from gpipe_cli.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from gpipe_cli.config import ModelConfig, TrainConfig
     from gpipe_cli.pipeline import Layers
 
@@ -48,6 +50,15 @@ def _built_in(name: str) -> Callable[..., Any]:
     from gpipe_cli.models.amoebanet.network import amoebanet
 
     return cast(Callable[..., Any], amoebanet)
+
+
+def sample_convolutions() -> nn.Sequential:
+    """A few convolutions of 64 channels as AmoebaNet has them: pieces of a network to measure a device with."""
+    from torch import nn
+
+    from gpipe_cli.models.amoebanet.operations import Conv
+
+    return nn.Sequential(Conv(64, 64, (1, 7)), Conv(64, 256), Conv(256, 64))
 
 
 def network_arguments(config: ModelConfig, num_classes: int, image_size: int | None) -> dict[str, Any]:

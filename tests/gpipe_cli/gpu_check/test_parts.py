@@ -34,7 +34,7 @@ def rows_of(place: Place, part: Part, wanted: Callable[[str], bool] = lambda _: 
 def test_the_engine_equals_plain_pytorch_for_every_cut(place: Place) -> None:
     rows = rows_of(place, engine.part())
     assert {row.verdict for row in rows.values()} == {PASSED}
-    assert len(rows) == 2 * 3 * 2 + 3
+    assert len(rows) == 2 * 3 * 2 + 5
     for label, row in rows.items():
         recomputed = row.cells.get("recomputations a step")
         if "remat=none" in label:
