@@ -7,7 +7,7 @@ former in the backward pass, and what the latter need waits until :meth:`Deferra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -33,11 +33,9 @@ class Deferral(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.linear:
-            return self._linear(*args, **kwargs)
-        if func in _NUM_AXES:
-            return self._convolution(func, *args, **kwargs)
-        return func(*args, **kwargs)
+        if _operands(func, args, kwargs) is None:
+            return func(*args, **kwargs)
+        return self._linear(*args, **kwargs) if func is F.linear else self._convolution(func, *args, **kwargs)
 
     def run(self) -> None:
         """Adds the gradients that wait to the weights' ``.grad``."""
@@ -50,8 +48,6 @@ class Deferral(TorchFunctionMode):
         self._waiting.clear()
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if not _has_halves(input, weight):
-            return F.linear(input, weight, bias)
         input, weight, bias = _cast(input, weight, bias)
 
         def later(grad: Tensor, input: Tensor) -> None:
@@ -64,10 +60,6 @@ class Deferral(TorchFunctionMode):
         self, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
         dilation: Any = 1, groups: int = 1,
     ) -> Tensor:  # fmt: skip
-        output: Tensor
-        if not _has_halves(input, weight) or not _is_plain(input, weight, padding):
-            output = func(input, weight, bias, stride, padding, dilation, groups)
-            return output
         input, weight, bias = _cast(input, weight, bias)
         axes = _NUM_AXES[func]
         numbers = (_each(stride, axes), _each(padding, axes), _each(dilation, axes), False, (0,) * axes, groups)
@@ -75,7 +67,7 @@ class Deferral(TorchFunctionMode):
         def later(grad: Tensor, input: Tensor) -> None:
             self._waiting.append(_ConvolutionWeights.apply(grad, input, weight, bias, numbers))
 
-        output = _Convolution.apply(input, weight.detach(), _detached(bias), numbers, later)
+        output: Tensor = _Convolution.apply(input, weight.detach(), _detached(bias), numbers, later)
         return output
 
 
@@ -91,12 +83,9 @@ class Products(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
-        if func is F.linear or func in _NUM_AXES:
-            input, weight = (args[place] if place < len(args) else kwargs[name] for place, name in _OPERANDS)
-            padding = args[4] if len(args) > 4 else kwargs.get("padding", 0)
-            if _has_halves(input, weight) and (func is F.linear or _is_plain(input, weight, padding)):
-                self.inputs.append(input)
-                self.outputs.append(output)
+        if (operands := _operands(func, args, kwargs)) is not None:
+            self.inputs.append(operands[0])
+            self.outputs.append(output)
         return output
 
 
@@ -171,13 +160,20 @@ def _note(later: _Later, grad: Tensor, input: Tensor) -> None:
         later(grad.detach(), input.detach())
 
 
-def _has_halves(input: Tensor, weight: Tensor) -> bool:
-    return torch.is_grad_enabled() and input.requires_grad and weight.requires_grad
+def _operands(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor] | None:
+    """Input and weight of a product whose backward pass has two halves; None for anything else.
 
-
-def _is_plain(input: Tensor, weight: Tensor, padding: Any) -> bool:
-    """Whether a convolution is of a batch, with numbers for the padding; others are left to the backward pass."""
-    return input.dim() == weight.dim() and not isinstance(padding, str)
+    Convolutions of a single picture, and with padding by name, are left to the backward pass.
+    """
+    if func is not F.linear and func not in _NUM_AXES:
+        return None
+    input, weight = (args[place] if place < len(args) else kwargs[name] for place, name in _OPERANDS)
+    if not (torch.is_grad_enabled() and input.requires_grad and weight.requires_grad):
+        return None
+    padding = args[4] if len(args) > 4 else kwargs.get("padding", 0)
+    if func is not F.linear and (input.dim() != weight.dim() or isinstance(padding, str)):
+        return None
+    return input, weight
 
 
 def _detached(bias: Tensor | None) -> Tensor | None:

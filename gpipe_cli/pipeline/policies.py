@@ -29,6 +29,7 @@ from .schedule import (
     R,
     Schedule,
     W,
+    deferred_in,
     max_held_micro_batches,
     stage_weights,
 )
@@ -240,7 +241,7 @@ def _recomputing(operations: Iterable[Operation], spared: Set[tuple[int, int]]) 
     Gradients of weights keep activations until they are computed: those of the others' no longer than needed.
     """
     operations = tuple(operations)
-    deferred = {(op.stage, op.micro_batch) for op in operations if op.kind is W} - spared
+    deferred = deferred_in(operations) - spared
     previous: Operation | None = None
     for op in operations:
         if op.kind is W and (op.stage, op.micro_batch) in deferred:

@@ -7,7 +7,7 @@ read it; nobody rebuilds the order. No torch here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -84,9 +84,7 @@ class Schedule:
     @cached_property
     def deferred(self) -> frozenset[tuple[int, int]]:
         """The (stage, micro-batch) pairs whose gradients of weights have an operation of their own."""
-        return frozenset(
-            (op.stage, op.micro_batch) for ops in self.operations for op in ops if op.kind is OperationKind.WEIGHTS
-        )
+        return frozenset().union(*(deferred_in(operations) for operations in self.operations))
 
 
 F, R, B, W = OperationKind
@@ -144,6 +142,11 @@ def max_stored_micro_batches(schedule: Schedule, stage: int) -> int:
     return most
 
 
+def deferred_in(operations: Iterable[Operation]) -> frozenset[tuple[int, int]]:
+    """Those of a rank's operations, see Schedule.deferred."""
+    return frozenset((op.stage, op.micro_batch) for op in operations if op.kind is W)
+
+
 def ends(op: Operation, deferred: Set[tuple[int, int]]) -> bool:
     """Whether nothing of its micro-batch is left to do on the stage after ``op``; ``deferred``: see Schedule."""
     return op.kind is W or (op.kind is B and (op.stage, op.micro_batch) not in deferred)
@@ -153,7 +156,7 @@ def max_held_micro_batches(operations: Sequence[Operation], stage: int) -> int:
     """Largest number of micro-batches whose activations ``stage`` holds at any time; ``operations`` are its rank's."""
     own = [op for op in operations if op.stage == stage]
     recomputed = {op.micro_batch for op in own if op.kind is R}
-    deferred = {(stage, op.micro_batch) for op in own if op.kind is W}
+    deferred = deferred_in(own)
     held = most = 0
     for op in own:
         if ends(op, deferred):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .schedule import Event, Operation, OperationKind, Schedule, ends, predecessors
+from .schedule import Event, Operation, OperationKind, Schedule, deferred_in, ends, predecessors
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Held(Protocol):
 def peak_memory(operations: Sequence[Operation], costs: Sequence[Held]) -> tuple[int, int, int]:
     """Most bytes held, most bytes held by autograd, most micro-batches stored, while a rank runs ``operations``."""
     recomputed = {(op.stage, op.micro_batch) for op in operations if op.kind is OperationKind.REMATERIALIZE}
-    deferred = {(op.stage, op.micro_batch) for op in operations if op.kind is OperationKind.WEIGHTS}
+    deferred = deferred_in(operations)
     own = {op.stage for op in operations}
     held = saved = stored = 0
     peak_held = peak_saved = peak_stored = 0

@@ -22,7 +22,7 @@ from gpipe_cli.distributed.heap import keep_freed_memory
 from gpipe_cli.distributed.launch import RankContext, launch
 from gpipe_cli.pipeline import Layers, Pipeline
 from gpipe_cli.pipeline.profile import measure_layers
-from gpipe_cli.pipeline.schedule import B, Event, F, OperationKind, R, W
+from gpipe_cli.pipeline.schedule import B, Event, F, OperationKind, R, W, deferred_in
 from gpipe_cli.pipeline.simulate import StageCost, simulate
 from gpipe_cli.planning.cpu import cpu_ranks, threads_of_rank
 from gpipe_cli.planning.network import layers_of, loss_of, mini_batch_of, sample_of
@@ -83,7 +83,7 @@ def costs_of_events(events: Sequence[Sequence[Event]], costs: Sequence[StageCost
     seconds: dict[tuple[int, OperationKind, bool], list[float]] = defaultdict(list)
     for ran in events:
         # Backward passes that leave the gradients of weights to later are shorter than the others.
-        deferred = {(op.stage, op.micro_batch) for op in (event.operation for event in ran) if op.kind is W}
+        deferred = deferred_in(event.operation for event in ran)
         for event in ran:
             op = event.operation
             halved = op.kind is B and (op.stage, op.micro_batch) in deferred
