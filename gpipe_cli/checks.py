@@ -34,6 +34,7 @@ def _check_pipeline(config: TrainConfig) -> None:
             f"there are only batch_size={config.batch_size} samples to split; use micro_batches={config.batch_size} "
             "or less, or a larger batch_size",
         )
+    check_taper(config.taper, config.micro_batches, config.batch_size)
     if config.balance is not None and len(config.balance) != config.partitions:
         raise ConfigError(
             "balance",
@@ -52,6 +53,15 @@ def _check_pipeline(config: TrainConfig) -> None:
             config.ranks,
             f"there is work for partitions={config.partitions} ranks only; use ranks={config.partitions} or less",
         )
+
+
+def check_taper(taper: bool, micro_batches: int, batch_size: int) -> None:
+    """Raises ConfigError where tapered micro-batches would be as even as others."""
+    if taper and not 3 <= micro_batches < batch_size:
+        problem = (
+            f"has no effect on micro_batches={micro_batches} of batch_size={batch_size}; use three or more, of more"
+        )
+        raise ConfigError("taper", taper, f"{problem} samples, or leave it out")
 
 
 def check_model(model: ModelConfig, image_size: int | None) -> None:

@@ -20,6 +20,10 @@ SCHEDULE_HELP = (
     "the gradients of weights come last where others wait for those of inputs; interleaved: several stages to each "
     "process"
 )
+TAPER_HELP = (
+    "smaller first and last micro-batches, larger ones between: the pipeline fills and drains in less time; for 1f1b "
+    "and eager_1f1b, gpipe gets slower"
+)
 SMALL_STEM_BELOW = 64  # pixels: the ImageNet stem divides the resolution by eight
 
 
@@ -157,6 +161,7 @@ class TrainConfig:
         above=0,
     )
     schedule: Literal["gpipe", "1f1b", "eager_1f1b", "zero_bubble", "interleaved"] = setting(SCHEDULE_HELP)
+    taper: bool = setting(TAPER_HELP, default=False)
     balance: tuple[int, ...] | None = setting("layers in each partition, [5,4]; null: by cost", at_least=1)
     cut: Literal["flops", "time"] = setting("cost of a layer for the automatic balance")
     ranks: int | None = setting("processes; null: one per partition on CPU, at most one per GPU on CUDA", at_least=1)

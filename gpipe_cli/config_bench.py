@@ -1,4 +1,4 @@
-"""The settings of `gpipe bench`. Five of them take one value or a list: every combination is a row to be measured."""
+"""The settings of `gpipe bench`. Six of them take one value or a list: every combination is a row to be measured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpipe_cli.checks import check_made_up_input, check_model
-from gpipe_cli.config import SCHEDULE_HELP, ModelConfig, OptimizerConfig
+from gpipe_cli.config import SCHEDULE_HELP, TAPER_HELP, ModelConfig, OptimizerConfig
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.fields import about, one_or_more, setting
 
@@ -32,6 +32,7 @@ class BenchConfig:
     schedule: tuple[Literal["gpipe", "1f1b", "eager_1f1b", "zero_bubble", "interleaved"], ...] = one_or_more(
         SCHEDULE_HELP
     )
+    taper: tuple[bool, ...] = one_or_more(TAPER_HELP)
     baseline: tuple[Literal["single", "naive", "torch"], ...] | None = one_or_more(
         "what each row is compared with, measured in turn with it: single: an ordinary PyTorch loop on all cores; "
         "naive: the partitions without pipelining, one micro-batch; torch: torch.distributed.pipelining's ScheduleGPipe"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpipe_cli.checks import check_made_up_input, check_model
-from gpipe_cli.config import SCHEDULE_HELP, ModelConfig, OptimizerConfig
+from gpipe_cli.checks import check_made_up_input, check_model, check_taper
+from gpipe_cli.config import SCHEDULE_HELP, TAPER_HELP, ModelConfig, OptimizerConfig
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.fields import about, setting
 
 _SET_BY_SUITE = {
     "partitions": "auto", "micro_batches": "auto", "ranks": None, "threads": None, "remat": "full", "balance": None,
-    "timeline": None,
+    "timeline": None, "taper": False,
 }  # fmt: skip
 _SUITE_MODEL = ("amoebanet", "D", 18, 256)  # what conf/suite/ chooses: model=amoebanet_d as it is
 
@@ -59,6 +59,7 @@ class PlanConfig:
         "re-materialization: recompute activations in the backward pass; auto: keep what fits, recompute the rest"
     )
     schedule: Literal["gpipe", "1f1b", "eager_1f1b", "zero_bubble", "interleaved"] = setting(SCHEDULE_HELP)
+    taper: bool = setting(TAPER_HELP)
     balance: tuple[int, ...] | None = setting("layers in each partition, [5,4]; null: by cut", at_least=1)
     cut: Literal["flops", "time", "memory"] = setting(
         "what the largest partition has least of: flops: predicted time; memory: bytes; time: measured here (cpu), "
@@ -94,6 +95,8 @@ class PlanConfig:
         if isinstance(self.micro_batches, int) and self.micro_batches > self.batch_size:
             problem = f"there are only batch_size={self.batch_size} samples to split; use at most that, or auto"
             raise ConfigError("micro_batches", self.micro_batches, problem)
+        if isinstance(self.micro_batches, int):
+            check_taper(self.taper, self.micro_batches, self.batch_size)
         if self.balance is not None and self.partitions != len(self.balance):
             problem = f"names {len(self.balance)} partitions but partitions={self.partitions}; make them equal"
             raise ConfigError("balance", self.balance, problem)

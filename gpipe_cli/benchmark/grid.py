@@ -40,6 +40,7 @@ class Case:
     num_classes: int
     remat: str
     schedule: str
+    taper: bool = False
     baseline: str | None = None
     balance: tuple[int, ...] | None = None
     kept: tuple[int, ...] | None = None
@@ -54,6 +55,8 @@ class Case:
         words = [f"K={self.partitions}", f"M={self.micro_batches}", f"remat={self.remat}"]
         if self.schedule != "gpipe":
             words.append(self.schedule)
+        if self.taper:
+            words.append("tapered")
         if self.baseline == SINGLE:
             words = []
         if self.baseline is not None:
@@ -75,6 +78,7 @@ class Impossible:
 def grid(config: BenchConfig) -> list[Case]:
     """Every combination of the settings that take a list, in the order of the paper's tables: by micro-batches."""
     combinations = itertools.product(
+        config.taper,
         config.schedule,
         config.remat or DEFAULT_REMAT,
         config.micro_batches or DEFAULT_MICRO_BATCHES,
@@ -90,8 +94,9 @@ def grid(config: BenchConfig) -> list[Case]:
             num_classes=num_classes(config),
             remat=remat,
             schedule=schedule,
+            taper=taper,
         )
-        for schedule, remat, micro_batches, partitions in dict.fromkeys(combinations)
+        for taper, schedule, remat, micro_batches, partitions in dict.fromkeys(combinations)
     ]
 
 
@@ -109,6 +114,8 @@ def why_impossible(case: Case, num_layers: int, num_ranks: int) -> str | None:
     """The reason why no machine could run the configuration, None if there is none."""
     if case.micro_batches > case.batch_size:
         return f"there are only batch_size={case.batch_size} samples to split into micro_batches"
+    if case.taper and not 3 <= case.micro_batches < case.batch_size:
+        return f"taper=true has no effect on micro_batches={case.micro_batches} of batch_size={case.batch_size}"
     if case.partitions > num_layers:
         return f"the network has only {num_layers} layers to cut into partitions"
     if case.schedule == "interleaved" and case.partitions % num_ranks:
@@ -128,17 +135,19 @@ def why_impossible(case: Case, num_layers: int, num_ranks: int) -> str | None:
 def baseline_of(case: Case, kind: str) -> Case | None:
     """What `case` is compared with. None where there is nothing to compare: a single partition is no pipeline."""
     if kind == SINGLE:
-        return uncut(case, partitions=1, micro_batches=1, remat="none", schedule="gpipe", baseline=SINGLE)
+        return uncut(case, partitions=1, micro_batches=1, remat="none", schedule="gpipe", taper=False, baseline=SINGLE)
     if case.partitions == 1:
         return None
     if kind == NAIVE:
         if case.micro_batches == 1 and case.schedule == "gpipe":
             return None  # it is the row itself
         # One micro-batch: the cut may differ, as the last partition then recomputes nothing.
-        return uncut(case, baseline=NAIVE, micro_batches=1, schedule="gpipe")
+        return uncut(case, baseline=NAIVE, micro_batches=1, schedule="gpipe", taper=False)
     if case.schedule == "gpipe":
-        return replace(case, baseline=TORCH, kept=None, name=None)
-    return uncut(case, baseline=TORCH, schedule="gpipe")  # the cut for another schedule would be to its disadvantage
+        return replace(case, baseline=TORCH, taper=False, kept=None, name=None)
+    return uncut(
+        case, baseline=TORCH, schedule="gpipe", taper=False
+    )  # the cut for another schedule would be to its disadvantage
 
 
 def uncut(case: Case, **changes: Any) -> Case:
@@ -147,10 +156,11 @@ def uncut(case: Case, **changes: Any) -> Case:
 
 
 def groups(cases: Iterable[Case]) -> list[list[Case]]:
-    """Our configurations that differ in the number of partitions only, in the order of their first members."""
+    """Our configurations that differ only in the number of partitions and in whether micro-batches are tapered, in the
+    order of their first members."""
     found: dict[Case, list[Case]] = {}
     for case in cases:
-        found.setdefault(uncut(case, partitions=0), []).append(case)
+        found.setdefault(uncut(case, partitions=0, taper=False), []).append(case)
     return list(found.values())
 
 

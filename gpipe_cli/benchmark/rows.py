@@ -27,10 +27,17 @@ class Origin:
     command_line: str
 
 
+# Of a configuration, what follows from the rest of it.
+_NOT_ITS_OWN = ("balance", "kept", "name")
+
+
 def _configuration(config: BenchConfig, case: Case) -> str:
     """Ten hexadecimal digits: the same for rows of which a new one takes an old one's place."""
+    of_case = {name: value for name, value in dataclasses.asdict(case).items() if name not in _NOT_ITS_OWN}
+    if not case.taper:
+        del of_case["taper"]  # rows from before there was such a setting keep their places
     settings: dict[str, Any] = {
-        **{name: value for name, value in dataclasses.asdict(case).items() if name not in ("balance", "kept", "name")},
+        **of_case,
         "balance": config.balance,
         "cut": config.cut,
         "optimizer": dataclasses.asdict(config.optimizer),
@@ -67,6 +74,7 @@ def _common(config: BenchConfig, result: Result, origin: Origin) -> dict[str, An
         "remat": case.remat,
         "kept": per_rank(ready.kept) if ready is not None else None,
         "schedule": case.schedule,
+        "taper": "tapered" if case.taper else None,
         "baseline": case.baseline,
         "balance": per_rank(ready.balance) if ready is not None else None,
         "precision": config.precision,

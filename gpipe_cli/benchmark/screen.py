@@ -32,6 +32,7 @@ class ScreenTable:
             _Column("M", 4),
             _Column("remat", max(5, *(_remat_width(case) for case in cases)), True),
             _Column("schedule", max(8, *(len(case.schedule) for case in cases)), True),
+            _Column("sizes", 7, True),
             _Column("layout", 20 if "torch" in baselines else 13, True),
             _Column("samples/s", 9),
             _Column("tokens/s", 9),
@@ -44,6 +45,8 @@ class ScreenTable:
         unused = {f"x {name}" for name in ("single", "naive", "torch") if name not in baselines}
         if len({case.schedule for case in cases if case.baseline is None}) == 1:
             unused.add("schedule")
+        if not any(case.taper for case in cases):
+            unused.add("sizes")
         unused.add("tokens/s" if cases[0].seq_len is None else "layout")
         self._shown = [(index, column) for index, column in enumerate(columns) if column.title not in unused]
         self._titles = [column.title for column in columns]
@@ -65,6 +68,7 @@ class ScreenTable:
                 str(case.micro_batches),
                 "" if single else _remat(result),
                 "" if single else case.schedule,
+                "tapered" if case.taper else "",
                 "" if result.ready is None else shown_layout(case, result.ready.layout) or "",
                 f"{result.samples_per_s:.4g}",
                 "" if result.tokens_per_s is None else f"{result.tokens_per_s:.0f}",

@@ -144,6 +144,7 @@ class PipelineSubject(Subject):
             schedule=case.schedule,
             remat=case.remat,
             kept=case.kept,
+            taper=case.taper,
             seed=config.seed,
             device=parts.device,
             autocast=torch.bfloat16 if config.precision == "bf16" else None,

@@ -103,8 +103,10 @@ def _too_little_memory(case: Case, network: _Network, device_type: str) -> str |
     free = _free_bytes()
     if device_type != "cpu" or free is None:
         return None
-    parts = 1 if case.remat == "none" else case.micro_batches
-    samples = -(-case.batch_size // parts)
+    from gpipe_cli.pipeline.sizes import split_sizes
+
+    parts = split_sizes(case.batch_size, case.micro_batches, case.taper)
+    samples = case.batch_size if case.remat == "none" else max(parts)
     activations = network.activation_bytes(case, samples)
     needed = round(BYTES_PER_PARAMETER * network.num_parameters + ACTIVATION_MARGIN * activations)
     if needed <= free:
@@ -182,7 +184,9 @@ class _Network:
                 return check_balance(config.balance, len(self.layers), case.partitions)
             except ValueError as error:
                 raise ConfigError("balance", config.balance, str(error).partition(": ")[2]) from error
-        weights = weights_for_cut(case.partitions, case.micro_batches, case.schedule, case.remat, plan.num_ranks)
+        weights = weights_for_cut(
+            case.partitions, case.micro_batches, case.schedule, case.remat, plan.num_ranks, case.taper
+        )
         return cut(self._cost(config, case, plan), case.partitions, weights)
 
     def kept(self, config: BenchConfig, case: Case, plan: RankPlan) -> tuple[int, ...]:
@@ -204,7 +208,9 @@ class _Network:
             budgets,
             self._count,
             balance=case.balance,
-            schedule=make_schedule(case.partitions, case.micro_batches, case.schedule, "full", plan.num_ranks),
+            schedule=make_schedule(
+                case.partitions, case.micro_batches, case.schedule, "full", plan.num_ranks, taper=case.taper
+            ),
             batch_size=case.batch_size,
             optimizer=config.optimizer,
         ).kept

@@ -159,7 +159,7 @@ class Bench:
         case = result.case
         stem = "-".join(
             [*([case.baseline] if case.baseline else []), f"k{case.partitions}", f"m{case.micro_batches}", case.remat,
-             case.schedule]
+             case.schedule, *(["tapered"] if case.taper else [])]
         )  # fmt: skip
         if case.name is not None:
             stem = f"{case.name.lower()}-{stem}"
@@ -178,7 +178,13 @@ class Bench:
     def _plot(self) -> None:
         speeds = [
             Speed(
-                curve=", ".join([f"remat {case.remat}", *([case.schedule] if case.schedule != "gpipe" else [])]),
+                curve=", ".join(
+                    [
+                        f"remat {case.remat}",
+                        *([case.schedule] if case.schedule != "gpipe" else []),
+                        *(["tapered"] if case.taper else []),
+                    ]
+                ),
                 partitions=case.partitions,
                 micro_batches=case.micro_batches,
                 samples_per_s=result.samples_per_s,

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from . import gradients
 from .layers import Layers, Partition, build_layers, find_ties, named_layers
-from .microbatch import Value, flatten, merge, num_samples, split, split_sizes
+from .microbatch import Value, flatten, merge, num_samples, split
 from .partition import check_balance, cut, layer_ranges
 from .policies import cut_weights, make_forward_schedule, make_schedule
 from .randomness import preserved_generators
 from .runtime import TARGET_CHANNEL, Links, Runtime, StepTrace, make_links
 from .schedule import Schedule
+from .sizes import split_sizes
 from .stage import Counters, Stage, StageLayer
 from .transport import Packet, ProcessGroups, Receiver, Sender, make_process_groups, open_connections
 from .validation import validate_schedule
@@ -68,7 +69,8 @@ class Pipeline:
     ``loss_fn(outputs, targets)`` returns the mean over its samples. ``balance``: layers per partition; without it the
     cut minimises the largest partition's work by ``costs`` (one number a layer), or else by parameter counts.
     ``schedule``: "gpipe", "1f1b", "eager_1f1b", "zero_bubble", "interleaved" or a :class:`Schedule`. ``remat``: "full",
-    "except_last", "none", or "auto" with ``kept`` (see :func:`make_schedule`).
+    "except_last", "none", or "auto" with ``kept``; ``taper``: smaller first and last micro-batches (see
+    :func:`make_schedule` for both).
     ``autocast``: a dtype such as torch.bfloat16 for mixed precision. ``ties``: groups of full parameter names that are
     one parameter (sharing among modules is found without it). ``groups`` and ``replica`` place this pipeline among
     replicas.
@@ -93,6 +95,7 @@ class Pipeline:
         costs: Sequence[float] | None = None,
         ties: Sequence[Sequence[str]] = (),
         kept: Sequence[int] | None = None,
+        taper: bool = False,
         groups: ProcessGroups | None = None,
         replica: int = 0,
     ) -> None:
@@ -114,10 +117,14 @@ class Pipeline:
                 f"num_partitions={num_partitions}: {self.num_ranks} processes need at least as many partitions"
             )
         if isinstance(schedule, Schedule):
+            if taper:
+                raise ValueError("taper belongs to the schedule: give it to make_schedule, or name the schedule")
             _check_schedule(schedule, num_partitions, num_micro_batches, self.num_ranks)
             self.schedule = schedule
         else:
-            self.schedule = make_schedule(num_partitions, num_micro_batches, schedule, remat, self.num_ranks, kept)
+            self.schedule = make_schedule(
+                num_partitions, num_micro_batches, schedule, remat, self.num_ranks, kept, taper
+            )
         if balance is not None:
             self.balance = check_balance(balance, len(named), num_partitions)
         else:
@@ -222,7 +229,8 @@ class Pipeline:
         if self.is_first:
             if inputs is None or num_samples(inputs) < 1:
                 raise ValueError("evaluate needs inputs of at least one sample on the first stage's rank")
-            micro_batches = split(_on(self.device, inputs), self.num_micro_batches)
+            sizes = split_sizes(num_samples(inputs), self.num_micro_batches)
+            micro_batches = split(_on(self.device, inputs), sizes)
         modes = [(module, module.training) for module in self.module.modules()]
         self.module.eval()
         try:
@@ -311,13 +319,10 @@ class Pipeline:
                 f"num_micro_batches={self.num_micro_batches}: a mini-batch of {count} samples is too small; "
                 f"use at most {count} micro-batches or a larger batch"
             )
-        inputs_split = (
-            split(_on(self.device, inputs), self.num_micro_batches) if self.is_first and inputs is not None else []
-        )
-        targets_split = (
-            split(_on(self.device, targets), self.num_micro_batches) if self.is_last and targets is not None else []
-        )
-        return inputs_split, targets_split, split_sizes(count, self.num_micro_batches)
+        sizes = split_sizes(count, self.num_micro_batches, self.schedule.tapered)
+        inputs_split = split(_on(self.device, inputs), sizes) if self.is_first and inputs is not None else []
+        targets_split = split(_on(self.device, targets), sizes) if self.is_last and targets is not None else []
+        return inputs_split, targets_split, sizes
 
     def _share_loss(self, trace: StepTrace, weights: Sequence[float], count: int) -> tuple[Tensor, Any]:
         summary = torch.zeros(2, dtype=torch.float64, device=self.device)

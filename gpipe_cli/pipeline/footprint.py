@@ -65,6 +65,14 @@ def footprints(
     return tuple(found)
 
 
+def footprints_by_micro_batch(
+    network: NetworkCount, balance: Sequence[int], sizes: Sequence[int], batch_size: int
+) -> tuple[tuple[Footprint, ...], ...]:
+    """For each micro-batch, of so many samples as ``sizes`` says, the stages of a cut."""
+    by_size = {size: footprints(network, balance, size, batch_size) for size in set(sizes)}
+    return tuple(by_size[size] for size in sizes)
+
+
 def rank_bytes(stages: Iterable[Footprint], bytes_per_parameter: float, activation_bytes: int) -> int:
     """Memory of a rank that hosts ``stages``: what they hold all the time, the activations' peak, and room for the
     largest operation."""

@@ -44,16 +44,9 @@ def num_samples(value: Value) -> int:
     return int(tensors[0].shape[0])
 
 
-def split_sizes(samples: int, num_micro_batches: int) -> tuple[int, ...]:
-    """Samples per micro-batch: as even as possible, the first ones one larger; zeros when samples are too few."""
-    base, extra = divmod(samples, num_micro_batches)
-    return tuple(base + (index < extra) for index in range(num_micro_batches))
-
-
-def split(value: Value, num_micro_batches: int) -> list[Value | None]:
-    """Micro-batches as views of the mini-batch; None where no sample is left."""
+def split(value: Value, sizes: Sequence[int]) -> list[Value | None]:
+    """Micro-batches of these sizes as views of the mini-batch; None for those without samples."""
     tensors, is_tuple = flatten(value, "the mini-batch")
-    sizes = split_sizes(num_samples(value), num_micro_batches)
     parts = [torch.split(tensor, list(sizes)) for tensor in tensors]
     return [unflatten([part[index] for part in parts], is_tuple) if size else None for index, size in enumerate(sizes)]
 

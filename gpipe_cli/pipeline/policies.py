@@ -33,6 +33,7 @@ from .schedule import (
     max_held_micro_batches,
     stage_weights,
 )
+from .sizes import relative_sizes
 
 POLICIES = ("gpipe", "1f1b", "eager_1f1b", "zero_bubble", "interleaved")
 REMAT_MODES = ("full", "except_last", "none", "auto")
@@ -64,6 +65,7 @@ def make_schedule(
     remat: str = "full",
     num_ranks: int | None = None,
     kept: Sequence[int] | None = None,
+    taper: bool = False,
 ) -> Schedule:
     """The training schedule of one mini-batch.
 
@@ -71,7 +73,9 @@ def make_schedule(
     is nothing to save there: the activations are still needed); "except_last" also spares the last micro-batch, as
     torchgpipe does; "none" keeps all activations; "auto" recomputes only what is needed to hold the activations of at
     most ``kept[stage]`` micro-batches at any time; 0 is as "full". "zero_bubble" defers no weights' gradients past the
-    next operation where that would hold recomputed activations for longer. Raises ValueError naming the argument.
+    next operation where that would hold recomputed activations for longer. ``taper`` makes the first and last
+    micro-batches smaller than the others (see sizes): with "1f1b" and its kin that shortens the bubble, "gpipe" gets
+    slower. Raises ValueError naming the argument.
     """
     if policy not in POLICIES:
         raise ValueError(f"schedule={policy}: choose one of {', '.join(POLICIES)}")
@@ -91,7 +95,7 @@ def make_schedule(
     bare = tuple(
         tuple(order(rank, len(stages_of_rank), stages, num_micro_batches)) for rank, stages in enumerate(stages_of_rank)
     )
-    plain = Schedule(policy, remat, num_stages, num_micro_batches, stages_of_rank, bare)
+    plain = Schedule(policy, remat, num_stages, num_micro_batches, stages_of_rank, bare, taper)
     if remat == "none":
         return plain
     if kept is not None:
@@ -106,7 +110,8 @@ def cut_weights(schedule: Schedule) -> tuple[float, ...]:
 
     A stage that does more in a mini-batch, see stage_weights, gets fewer layers. With "eager_1f1b" the first rank need
     not wait, and any rank can work only from when the first micro-batch reaches it until its last gradient leaves: less
-    than the rank before by what that one takes for one micro-batch. Its layers count for more in the same measure, so
+    than the rank before by what that one takes for one micro-batch (the first one's forward and the last one's backward
+    pass, where their sizes are tapered). Its layers count for more in the same measure, so
     that all ranks are done when the first one is. That needs enough micro-batches to go ahead with: fewer than two for
     each rank leave the cut even.
     """
@@ -115,19 +120,27 @@ def cut_weights(schedule: Schedule) -> tuple[float, ...]:
     if schedule.policy != "eager_1f1b" or num_micro_batches < 2 * num_ranks:
         return work
     weights, room = list(work), 1.0
+    sizes = relative_sizes(num_micro_batches, schedule.tapered)
+    one_micro_batch = (sizes[0] + 2 * sizes[-1]) / 3 / num_micro_batches
     for stages in schedule.stages_of_rank:
         for stage in stages:
             weights[stage] = work[stage] / room
         # Its forward and backward pass of one micro-batch; what it recomputes delays nobody.
-        room -= room * len(stages) / sum(work[stage] for stage in stages) / num_micro_batches
+        room -= room * len(stages) / sum(work[stage] for stage in stages) * one_micro_batch
     return tuple(weights)
 
 
 def weights_for_cut(
-    num_stages: int, num_micro_batches: int, policy: str, remat: str, num_ranks: int | None = None
+    num_stages: int,
+    num_micro_batches: int,
+    policy: str,
+    remat: str,
+    num_ranks: int | None = None,
+    taper: bool = False,
 ) -> tuple[float, ...]:
     """The weights of such a schedule's stages, see cut_weights and remat_for_cut."""
-    return cut_weights(make_schedule(num_stages, num_micro_batches, policy, remat_for_cut(remat), num_ranks))
+    remat = remat_for_cut(remat)
+    return cut_weights(make_schedule(num_stages, num_micro_batches, policy, remat, num_ranks, taper=taper))
 
 
 def remat_for_cut(remat: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from .footprint import Footprint, rank_bytes
 from .policies import keeping_all, rank_operations
 from .schedule import Schedule, max_held_micro_batches
-from .simulate import Held, peak_memory
+from .simulate import Held, of_micro_batch, peak_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,18 +28,23 @@ class Decision:
 
 
 def keep_what_fits(
-    stages: Sequence[Footprint], schedule: Schedule, bytes_per_parameter: float, memory_bytes: Sequence[float]
+    stages: Sequence[Footprint] | Sequence[Sequence[Footprint]],
+    schedule: Schedule,
+    bytes_per_parameter: float,
+    memory_bytes: Sequence[float],
 ) -> Decision:
     """The most that every rank can keep with ``memory_bytes`` each for weights, optimizer, inputs and activations.
 
+    ``stages``: as costs for :func:`simulate`, one for each stage or such a sequence for each micro-batch.
     ``schedule`` is that of the mini-batch, whatever its ``remat``. One micro-batch more on any stage would be too much
     for its rank, or all are kept already. A rank that has too little even for remat=full keeps nothing.
     """
     kept = [0] * schedule.num_stages
     used, least = [], []
     for rank, (numbers, memory) in enumerate(zip(schedule.stages_of_rank, memory_bytes, strict=True)):
-        own = [stages[number] for number in numbers]
-        constant = rank_bytes(own, bytes_per_parameter, 0)
+        each = [of_micro_batch(stages, m) for m in range(schedule.num_micro_batches)]
+        of_rank = {tuple(of_all[number] for number in numbers) for of_all in each}
+        constant = max(rank_bytes(own, bytes_per_parameter, 0) for own in of_rank)  # the largest micro-batch's
         chosen = most_kept(schedule, rank, stages, memory - constant)
         for stage, count in chosen.items():
             kept[stage] = count
@@ -48,7 +53,9 @@ def keep_what_fits(
     return Decision(kept=tuple(kept), rank_bytes=tuple(used), least_bytes=tuple(least))
 
 
-def most_kept(schedule: Schedule, rank: int, stages: Sequence[Held], room_bytes: float) -> dict[int, int]:
+def most_kept(
+    schedule: Schedule, rank: int, stages: Sequence[Held] | Sequence[Sequence[Held]], room_bytes: float
+) -> dict[int, int]:
     """By stage of ``rank``, how many micro-batches' activations it can hold while all of the rank's take no more than
     ``room_bytes`` at any time: as many on each stage as on the others, then more where they still fit."""
     numbers = schedule.stages_of_rank[rank]
@@ -66,7 +73,9 @@ def most_kept(schedule: Schedule, rank: int, stages: Sequence[Held], room_bytes:
     return kept
 
 
-def _peak(schedule: Schedule, rank: int, stages: Sequence[Held], kept: Mapping[int, int]) -> int:
+def _peak(
+    schedule: Schedule, rank: int, stages: Sequence[Held] | Sequence[Sequence[Held]], kept: Mapping[int, int]
+) -> int:
     return peak_memory(rank_operations(schedule, rank, kept), stages)[0]
 
 

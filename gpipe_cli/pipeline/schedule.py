@@ -50,7 +50,8 @@ class Event:
 class Schedule:
     """For every rank an ordered tuple of operations.
 
-    ``stages_of_rank[r]`` are the stages that rank r hosts, ``operations[r]`` what it runs.
+    ``stages_of_rank[r]`` are the stages that rank r hosts, ``operations[r]`` what it runs. ``tapered``: whether the
+    first and last micro-batches are smaller than the others (see sizes).
     """
 
     policy: str
@@ -59,6 +60,7 @@ class Schedule:
     num_micro_batches: int
     stages_of_rank: tuple[tuple[int, ...], ...]
     operations: tuple[tuple[Operation, ...], ...]
+    tapered: bool = False
 
     @property
     def num_ranks(self) -> int:

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar, cast
 
 from .schedule import Event, Operation, OperationKind, Schedule, deferred_in, ends, predecessors
 
 
 @dataclass(frozen=True)
 class StageCost:
-    """What one micro-batch costs on one stage.
+    """What one micro-batch costs on one stage; ``update_s`` is the same for all of them.
 
     ``transfer_s``: seconds from the end of an operation until its result is usable on the next stage's rank; the
     gradient on its way back takes as long. ``rematerialize_s`` is the forward pass's time where it is not given.
@@ -75,15 +75,19 @@ class Simulation:
     peak_stored_micro_batches: tuple[int, ...]
 
 
-def simulate(schedule: Schedule, costs: Sequence[StageCost]) -> Simulation:
-    """Predict a mini-batch of ``schedule`` with one cost a stage.
+def simulate(schedule: Schedule, costs: Sequence[StageCost] | Sequence[Sequence[StageCost]]) -> Simulation:
+    """Predict a mini-batch of ``schedule`` with one cost a stage; or with such a sequence for each micro-batch, where
+    their sizes differ.
 
     Raises ValueError for another number of costs, or a schedule that never ends.
     """
-    if len(costs) != schedule.num_stages:
-        raise ValueError(f"{len(costs)} costs for {schedule.num_stages} stages: give one for each")
+    numbers = {len(cost) if isinstance(cost, Sequence) else len(costs) for cost in costs} or {0}
+    if numbers != {schedule.num_stages}:
+        raise ValueError(f"{max(numbers)} costs for {schedule.num_stages} stages: give one for each")
+    if isinstance(costs[0], Sequence) and len(costs) != schedule.num_micro_batches:
+        raise ValueError(f"costs of {len(costs)} micro-batches, not {schedule.num_micro_batches}: give those of each")
     events = _run(schedule, costs)
-    updates = [sum(costs[stage].update_s for stage in stages) for stages in schedule.stages_of_rank]
+    updates = [sum(of_micro_batch(costs, 0)[stage].update_s for stage in own) for own in schedule.stages_of_rank]
     busy = tuple(
         sum(event.end_s - event.start_s for event in ran) + update for ran, update in zip(events, updates, strict=True)
     )
@@ -101,7 +105,9 @@ def simulate(schedule: Schedule, costs: Sequence[StageCost]) -> Simulation:
     )
 
 
-def _run(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[tuple[Event, ...], ...]:
+def _run(
+    schedule: Schedule, costs: Sequence[StageCost] | Sequence[Sequence[StageCost]]
+) -> tuple[tuple[Event, ...], ...]:
     home = schedule.rank_of_stage
     ended: dict[Operation, float] = {}
     arrived: dict[Operation, float] = {}  # results that cross to another rank
@@ -118,7 +124,8 @@ def _run(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[tuple[Event, .
                     break
                 ready = [ended[n] if home[n.stage] == rank else arrived[n] for n in needs]
                 start = max([free[rank], *ready])
-                end = start + costs[op.stage].seconds(op.kind, (op.stage, op.micro_batch) in schedule.deferred)
+                of_stage = of_micro_batch(costs, op.micro_batch)
+                end = start + of_stage[op.stage].seconds(op.kind, (op.stage, op.micro_batch) in schedule.deferred)
                 events[rank].append(Event(op, start, end))
                 ended[op] = free[rank] = end
                 remaining -= 1
@@ -127,7 +134,7 @@ def _run(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[tuple[Event, .
                     target = home[boundary + 1] if op.kind is OperationKind.FORWARD else home[boundary]
                     if target != rank:
                         link = (rank, target, op.kind)
-                        arrived[op] = link_free[link] = max(end, link_free[link]) + costs[boundary].transfer_s
+                        arrived[op] = link_free[link] = max(end, link_free[link]) + of_stage[boundary].transfer_s
         if remaining == before:
             raise ValueError("the schedule never ends: validate_schedule shows where it is stuck")
     return tuple(tuple(ran) for ran in events)
@@ -155,15 +162,28 @@ class Held(Protocol):
     def waiting_bytes(self) -> int: ...
 
 
-def peak_memory(operations: Sequence[Operation], costs: Sequence[Held]) -> tuple[int, int, int]:
-    """Most bytes held, most bytes held by autograd, most micro-batches stored, while a rank runs ``operations``."""
+AnyCost = TypeVar("AnyCost")
+
+
+def of_micro_batch(costs: Sequence[AnyCost] | Sequence[Sequence[AnyCost]], micro_batch: int) -> Sequence[AnyCost]:
+    """A micro-batch's costs by stage: its own, where ``costs`` has a sequence for each, or those of all."""
+    if isinstance(costs[0], Sequence):
+        return cast(Sequence[AnyCost], costs[micro_batch])
+    return cast(Sequence[AnyCost], costs)
+
+
+def peak_memory(
+    operations: Sequence[Operation], costs: Sequence[Held] | Sequence[Sequence[Held]]
+) -> tuple[int, int, int]:
+    """Most bytes held, most bytes held by autograd, most micro-batches stored, while a rank runs ``operations``;
+    ``costs`` as for :func:`simulate`."""
     recomputed = {(op.stage, op.micro_batch) for op in operations if op.kind is OperationKind.REMATERIALIZE}
     deferred = deferred_in(operations)
     own = {op.stage for op in operations}
     held = saved = stored = 0
     peak_held = peak_saved = peak_stored = 0
     for op in operations:
-        cost = costs[op.stage]
+        cost = of_micro_batch(costs, op.micro_batch)[op.stage]
         # Inputs that the stage before hands over within the rank are its outputs: while it keeps those, the same bytes.
         handed_over = op.stage - 1 in own and (op.stage - 1, op.micro_batch) not in recomputed
         input_bytes = 0 if handed_over else cost.input_bytes

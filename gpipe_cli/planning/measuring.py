@@ -69,9 +69,29 @@ def with_measured_stages(config: PlanConfig, plan: Plan) -> Plan:
         job.remat: _measured_costs(steps, counted, plan.schedule.stages_of_rank)
         for job, steps in zip(jobs, ran, strict=True)
     }
-    costs = [measured[remat][number] for number, remat in enumerate(modes)]
-    stages = tuple(replace(stage, cost=cost) for stage, cost in zip(plan.stages, costs, strict=True))
-    return replace(plan, stages=stages, simulation=simulate(plan.schedule, costs), is_timed=True)
+    timed = [measured[remat][number] for number, remat in enumerate(modes)]
+    stages = tuple(replace(stage, cost=cost) for stage, cost in zip(plan.stages, timed, strict=True))
+    costs = tuple(
+        tuple(_in_proportion(*of_stage) for of_stage in zip(of_all, counted, timed, strict=True))
+        for of_all in plan.costs
+    )
+    simulation = simulate(plan.schedule, costs)
+    return replace(plan, stages=stages, costs=costs, simulation=simulation, is_timed=True)
+
+
+def _in_proportion(cost: StageCost, counted: StageCost, timed: StageCost) -> StageCost:
+    """The cost of another micro-batch than the one whose counted cost was timed."""
+    if cost == counted:
+        return timed
+    forward = cost.forward_s / counted.forward_s
+    again = None if timed.rematerialize_s is None else timed.rematerialize_s * forward
+    return replace(
+        cost,
+        forward_s=timed.forward_s * forward,
+        backward_s=timed.backward_s * cost.backward_s / counted.backward_s,
+        rematerialize_s=again,
+        update_s=timed.update_s,
+    )
 
 
 def costs_of_events(events: Sequence[Sequence[Event]], costs: Sequence[StageCost]) -> tuple[StageCost, ...]:

@@ -16,7 +16,8 @@ from gpipe_cli.pipeline.policies import REMAT_MODES, cut_weights, make_schedule,
 from gpipe_cli.pipeline.profile import combined_work
 from gpipe_cli.pipeline.rematerialization import keep_what_fits
 from gpipe_cli.pipeline.schedule import Operation, OperationKind, Schedule
-from gpipe_cli.pipeline.simulate import Simulation, peak_memory, simulate
+from gpipe_cli.pipeline.simulate import Simulation, StageCost, peak_memory, simulate
+from gpipe_cli.pipeline.sizes import split_sizes
 from gpipe_cli.planning.hardware import Hardware, described
 from gpipe_cli.planning.stages import Stage, make_stages
 from gpipe_cli.training.optimizer_memory import bytes_per_parameter, num_kept_values
@@ -41,6 +42,7 @@ class Choice:
     cut: str
     balance: tuple[int, ...] | None = None
     ranks: int | None = None
+    taper: bool = False
     recompute_fresh: bool = False
 
 
@@ -48,6 +50,8 @@ class Choice:
 class Plan:
     """A predicted training step. Tuples have an entry per stage, those named `_per_rank` one per rank.
 
+    `stages` are those of the largest micro-batch; `sizes` and `costs` have an entry per micro-batch: its samples and
+    its stages' costs.
     `is_timed`: the times of its stages are measured, and only their order is simulated.
     """
 
@@ -55,6 +59,8 @@ class Plan:
     schedule: Schedule
     hardware: Hardware
     stages: tuple[Stage, ...]
+    sizes: tuple[int, ...]
+    costs: tuple[tuple[StageCost, ...], ...]
     simulation: Simulation
     memory_bytes_per_rank: tuple[int, ...]
     is_timed: bool = False
@@ -66,7 +72,7 @@ class Plan:
     @property
     def num_samples(self) -> int:
         """Samples in the largest micro-batch."""
-        return math.ceil(self.choice.batch_size / self.choice.micro_batches)
+        return max(self.sizes)
 
     @property
     def samples_per_s(self) -> float:
@@ -87,7 +93,6 @@ class Plan:
     @cached_property
     def activation_bytes_by_remat(self) -> tuple[dict[str, int], ...]:
         """Peaks of every stage under each mode of re-materialization."""
-        costs = [stage.cost for stage in self.stages]
         peaks: list[dict[str, int]] = [{} for _ in self.stages]
         for remat in REMAT_MODES:
             if remat == "auto":
@@ -96,7 +101,7 @@ class Plan:
             for number, stage in enumerate(self.stages):
                 rank = schedule.operations[schedule.rank_of_stage[number]]
                 own = [operation for operation in rank if operation.stage == number]
-                peaks[number][remat] = peak_memory(own, costs)[0] + stage.footprint.resident_bytes
+                peaks[number][remat] = peak_memory(own, self.costs)[0] + stage.footprint.resident_bytes
         return tuple(peaks)
 
     @property
@@ -139,6 +144,7 @@ class Planner:
             cut=config.cut,
             balance=config.balance,
             ranks=config.ranks,
+            taper=config.taper,
         )
 
     def evaluate(self, choice: Choice) -> Plan:
@@ -146,32 +152,43 @@ class Planner:
         self._check(choice)
         ranks = choice.ranks or choice.partitions
         hardware = self.hardware(ranks)
-        num_samples = math.ceil(choice.batch_size / choice.micro_batches)
-        stages = make_stages(
-            self.network,
-            self._balance(choice, num_samples, ranks),
-            num_samples,
-            choice.batch_size,
-            hardware=hardware,
-            seconds=lambda layer, samples: self.layer_s(layer, samples, ranks),
-            bytes_per_parameter=self.bytes_per_parameter,
-            kept_values=self._kept_values,
-        )
+        usual = math.ceil(choice.batch_size / choice.micro_batches)
+        balance = self._balance(choice, usual, ranks)
+        # Even ones are all counted as the largest.
+        sizes = (usual,) * choice.micro_batches
+        if choice.taper:
+            sizes = split_sizes(choice.batch_size, choice.micro_batches, tapered=True)
+        by_size = {
+            size: make_stages(
+                self.network,
+                balance,
+                size,
+                choice.batch_size,
+                hardware=hardware,
+                seconds=lambda layer, samples: self.layer_s(layer, samples, ranks, usual),
+                bytes_per_parameter=self.bytes_per_parameter,
+                kept_values=self._kept_values,
+            )
+            for size in set(sizes)
+        }
+        stages, costs = by_size[max(sizes)], tuple(tuple(stage.cost for stage in by_size[size]) for size in sizes)
         kept = None
         if choice.remat == "auto":
             kept = keep_what_fits(
-                [stage.footprint for stage in stages],
+                [[stage.footprint for stage in by_size[size]] for size in sizes],
                 _schedule(choice, self.config.schedule, "full", None),
                 self.bytes_per_parameter,
                 [hardware.memory_bytes] * ranks,
             ).kept
         schedule = _schedule(choice, self.config.schedule, choice.remat, kept)
-        simulation = simulate(schedule, [stage.cost for stage in stages])
+        simulation = simulate(schedule, costs)
         return Plan(
             choice=choice,
             schedule=schedule,
             hardware=hardware,
             stages=stages,
+            sizes=sizes,
+            costs=costs,
             simulation=simulation,
             memory_bytes_per_rank=tuple(
                 rank_bytes([stages[number].footprint for number in numbers], self.bytes_per_parameter, peak)
@@ -190,8 +207,20 @@ class Planner:
             self._hardware[ranks] = measured(config.hardware, config.precision, ranks, config.threads)
         return self._hardware[ranks]
 
-    def layer_s(self, layer: int, num_samples: int, ranks: int) -> tuple[float, float]:
-        """Seconds of a layer forward and backward (the loss is the layer after the last)."""
+    def layer_s(self, layer: int, num_samples: int, ranks: int, usual: int | None = None) -> tuple[float, float]:
+        """Seconds of a layer forward and backward (the loss is the layer after the last).
+
+        `usual`: samples of the micro-batches that cut=time measures; others' times follow by counting. None: as many.
+        """
+        forward, backward = self._counted_s(layer, num_samples, ranks)
+        if self.config.cut == "time" and layer < self.num_layers:
+            # The clock knows both passes together; the count divides them.
+            usual = usual or num_samples
+            scale = self._measure(usual, ranks)[layer] / sum(self._counted_s(layer, usual, ranks))
+            return forward * scale, backward * scale
+        return forward, backward
+
+    def _counted_s(self, layer: int, num_samples: int, ranks: int) -> tuple[float, float]:
         count = self.network.layers[layer] if layer < self.num_layers else self.network.loss
         key = (id(count), num_samples, ranks)
         if key not in self._seconds:
@@ -200,12 +229,7 @@ class Planner:
                 hardware.seconds(count.forward, num_samples),
                 hardware.seconds(count.backward, num_samples),
             )
-        forward, backward = self._seconds[key]
-        if self.config.cut == "time" and layer < self.num_layers:
-            # The clock knows both passes together; the count divides them.
-            scale = self._measure(num_samples, ranks)[layer] / (forward + backward)
-            return forward * scale, backward * scale
-        return forward, backward
+        return self._seconds[key]
 
     def _measure(self, num_samples: int, ranks: int) -> tuple[float, ...]:
         if (num_samples, ranks) not in self._measured:
@@ -264,7 +288,9 @@ def _work(count: LayerCount, num_samples: int) -> float:
 
 def _schedule(choice: Choice, policy: str, remat: str, kept: Sequence[int] | None) -> Schedule:
     try:
-        schedule = make_schedule(choice.partitions, choice.micro_batches, policy, remat, choice.ranks, kept)
+        schedule = make_schedule(
+            choice.partitions, choice.micro_batches, policy, remat, choice.ranks, kept, choice.taper
+        )
     except ValueError as error:
         raise ConfigError(None, None, str(error)) from error
     if not (choice.recompute_fresh and remat == "full"):

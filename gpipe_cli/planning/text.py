@@ -26,7 +26,7 @@ def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
 def describe(config: PlanConfig, plan: Plan, bytes_per_parameter: float) -> list[str]:
     """What is planned, stage by stage, and what comes of it."""
     choice, hardware = plan.choice, plan.hardware
-    samples = -(-choice.batch_size // choice.micro_batches)
+    samples = f"{min(plan.sizes)} to {max(plan.sizes)}" if choice.taper else str(plan.num_samples)
     lines = [
         f"{network_label(config)}: {plan.num_parameters:,} parameters in {sum(plan.balance)} layers and the loss; "
         f"SIMULATED for {count(plan.schedule.num_ranks, 'accelerator')} of hardware={hardware.name}",

@@ -74,6 +74,7 @@ _COLUMNS = (
     Column("precision"),
     Column("remat"),
     Column("schedule"),
+    Column("taper"),
     Column("device"),
     Column("world_size"),
     Column("samples_per_s", "images/s", rounded),
@@ -106,6 +107,8 @@ def update_accuracy(results_dir: Path, config: TrainConfig, summary: Summary) ->
 def configuration_digest(config: TrainConfig, dataset: str) -> str:
     """Ten hexadecimal digits, the same for runs whose results ought to be. `dataset`: the label of the data."""
     settings: dict[str, Any] = {k: v for k, v in dataclasses.asdict(config).items() if k not in _WITHOUT_INFLUENCE}
+    if not settings["taper"]:
+        del settings["taper"]  # rows from before there was such a setting keep their places
     settings["dataset"] = {k: v for k, v in settings["dataset"].items() if k not in _DATASET_WITHOUT_INFLUENCE}
     settings["dataset"]["label"] = dataset
     if settings.get("checkpoint") is not None:

@@ -44,6 +44,7 @@ class Summary:
     remat: str
     kept: list[int] | None = None
     schedule: str
+    taper: bool = False
     device: str
     world_size: int
     samples_per_s: float | None = None
@@ -104,6 +105,7 @@ def summary_of(config: TrainConfig, **facts: Any) -> Summary:
         batch_size=config.batch_size,
         remat=config.remat,
         schedule=config.schedule,
+        taper=config.taper,
         precision=config.precision,
         seed=config.seed,
         **facts,
@@ -161,7 +163,9 @@ def result_lines(summary: Summary, **places: str | None) -> list[str]:
 
 def pipeline_label(summary: Summary) -> str:
     """How the model and the mini-batch were cut: "4 partitions, 1 micro-batch"."""
-    return f"{counted(summary.partitions, 'partition')}, {counted(summary.micro_batches, 'micro-batch', 'es')}"
+    tapered = "tapered " if summary.taper else ""
+    parts = counted(summary.micro_batches, f"{tapered}micro-batch", "es")
+    return f"{counted(summary.partitions, 'partition')}, {parts}"
 
 
 def counted(number: int, what: str, plural: str = "s") -> str:

@@ -61,6 +61,7 @@ WHAT = (
     Column("remat", "remat"),
     Column("kept", "kept"),
     Column("schedule", "schedule"),
+    Column("taper", "sizes"),
     Column("baseline", "baseline"),
     Column("balance", "cut"),
     Column("precision"),
@@ -151,7 +152,7 @@ def place(row: Mapping[str, str]) -> tuple[str | int, ...]:
         return int(text) if text.isdigit() else 0
 
     sizes = tuple(number(name) for name in ("layers", "filters", "image_size", "seq_len", "batch_size"))
-    how = (row.get("device", ""), row.get("remat", ""), row.get("schedule", ""))
+    how = (row.get("device", ""), row.get("remat", ""), row.get("schedule", ""), row.get("taper", ""))
     return (
         1, row.get("model", ""), *sizes, int(row.get("baseline", "") != ""), row.get("baseline", ""), *how,
         number("micro_batches"), number("partitions"),
@@ -165,7 +166,8 @@ TABLE = Table(
         "Rows of kind `measured` come from `gpipe bench`, each with its machine and command, `simulated` ones from "
         "`gpipe plan`; rows of kind `reported` are others' figures, with their source, and tell ratios only. "
         "K: partitions, M: micro-batches, L: normal cells (or blocks), D: filters; kept: with remat=auto, the "
-        "micro-batches that each stage need not recompute; tokens: those of a sample of text. A step is forward and "
+        "micro-batches that each stage need not recompute; sizes: those of the micro-batches, where they are not even; "
+        "tokens: those of a sample of text. A step is forward and "
         "backward through all layers and the optimizer's update of one mini-batch that is already there; its time, "
         "from the moment when all ranks begin to the moment when all have ended, is the median with its quartiles (the "
         "extremes of fewer than four), warm-up excluded. Samples/s follow from it. The bubble is the share of the step "

@@ -142,10 +142,13 @@ def batch_norm_lacks_values(error: ValueError) -> bool:
 
 def too_small_for_batch_norm(config: TrainConfig) -> str:
     """What to do about a batch norm that sees one value per channel."""
-    samples = config.batch_size // config.micro_batches
+    from gpipe_cli.pipeline.sizes import split_sizes
+
+    samples = min(split_sizes(config.batch_size, config.micro_batches, config.taper))
+    taper = ", taper=true" if config.taper else ""
     return (
         f"a micro-batch of {samples} sample{'s' * (samples > 1)} (batch_size={config.batch_size}, "
-        f"micro_batches={config.micro_batches}) gives a batch norm a single value per channel: use fewer "
+        f"micro_batches={config.micro_batches}{taper}) gives a batch norm a single value per channel: use fewer "
         "micro_batches, a larger batch_size or a larger image_size"
     )
 

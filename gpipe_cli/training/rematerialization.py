@@ -18,12 +18,13 @@ from torch import Tensor
 from gpipe_cli.distributed.devices import total_memory_bytes
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.pipeline.counting import Loss, NetworkCount, count_network
-from gpipe_cli.pipeline.footprint import footprints
+from gpipe_cli.pipeline.footprint import footprints, footprints_by_micro_batch
 from gpipe_cli.pipeline.layers import named_layers
 from gpipe_cli.pipeline.partition import check_balance, cut
 from gpipe_cli.pipeline.policies import make_schedule, weights_for_cut
 from gpipe_cli.pipeline.rematerialization import keep_what_fits
 from gpipe_cli.pipeline.schedule import Schedule, num_not_recomputed
+from gpipe_cli.pipeline.sizes import split_sizes
 from gpipe_cli.training.communication import from_all, from_first
 from gpipe_cli.training.language_loss import CountedLanguageLoss
 from gpipe_cli.training.optimizer_memory import FLOAT_BYTES, bytes_per_parameter
@@ -96,11 +97,15 @@ def cut_and_keep(
     or a schedule that cannot be.
     """
     num_layers, num_ranks = len(named_layers(layers)), 1 if groups is None else len(groups.ranks)
-    schedule = make_schedule(config.partitions, config.micro_batches, config.schedule, "full", num_ranks)
+    schedule = make_schedule(
+        config.partitions, config.micro_batches, config.schedule, "full", num_ranks, taper=config.taper
+    )
     if config.balance is not None:
         balance = check_balance(config.balance, num_layers, config.partitions)
     else:
-        weights = weights_for_cut(config.partitions, config.micro_batches, config.schedule, "auto", num_ranks)
+        weights = weights_for_cut(
+            config.partitions, config.micro_batches, config.schedule, "auto", num_ranks, config.taper
+        )
         balance = cut(costs if costs is not None else [1.0] * num_layers, config.partitions, weights)
     device = torch.device(context.device)
     budgets = budgets_of_ranks(config.memory_gb, device, groups)
@@ -181,9 +186,14 @@ def keep_within(
 
     Raises ConfigError when a rank has too little memory even if everything is recomputed.
     """
-    num_samples = math.ceil(batch_size / schedule.num_micro_batches)
+    num = schedule.num_micro_batches
+    stages = (
+        footprints_by_micro_batch(network, balance, split_sizes(batch_size, num, tapered=True), batch_size)
+        if schedule.tapered
+        else footprints(network, balance, math.ceil(batch_size / num), batch_size)
+    )
     decision = keep_what_fits(
-        footprints(network, balance, num_samples, batch_size),
+        stages,
         schedule,
         bytes_per_parameter(optimizer) + (FLOAT_BYTES if averaged else 0),
         [budget.tensor_bytes for budget in budgets],

@@ -15,6 +15,7 @@ from gpipe_cli.distributed.heap import keep_freed_memory
 from gpipe_cli.distributed.mesh import make_mesh
 from gpipe_cli.errors import ConfigError
 from gpipe_cli.pipeline import Layers, Pipeline, ProcessGroups
+from gpipe_cli.pipeline.sizes import split_sizes
 from gpipe_cli.training.communication import from_first
 from gpipe_cli.training.ema import WeightAverage
 from gpipe_cli.training.lr_schedule import LrSchedule
@@ -90,6 +91,7 @@ def build_session(config: TrainConfig, context: RankContext) -> Session:
             schedule=config.schedule,
             remat=config.remat,
             kept=kept.kept if kept is not None else None,
+            taper=config.taper,
             seed=config.seed,
             device=context.device,
             autocast=torch.bfloat16 if config.precision == "bf16" else None,
@@ -126,6 +128,8 @@ def _costs(
     """
     automatic = config.balance is None and config.partitions > 1
     samples = config.batch_size // config.micro_batches
+    if min(split_sizes(config.batch_size, config.micro_batches, config.taper)) == 1:
+        samples = 1
     if not automatic and samples > 1:
         return None
     from gpipe_cli.pipeline.profile import count_costs, measure_layers

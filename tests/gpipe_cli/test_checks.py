@@ -30,6 +30,16 @@ from gpipe_cli.errors import ConfigError
             "remat=none memory_gb=8",
             "memory_gb=8: is what remat=auto fills, but remat=none; add remat=auto, or leave memory_gb out",
         ),
+        (
+            "taper=true micro_batches=2",
+            "taper=true: has no effect on micro_batches=2 of batch_size=64; use three or more, of more samples, "
+            "or leave it out",
+        ),
+        (
+            "taper=true micro_batches=8 batch_size=8",
+            "taper=true: has no effect on micro_batches=8 of batch_size=8; use three or more, of more samples, "
+            "or leave it out",
+        ),
         ("ranks=3 partitions=2", "ranks=3: there is work for partitions=2 ranks only; use ranks=2 or less"),
         ("model=module", "model.factory=null: model=module needs model.factory=package.module:function"),
         ("model=module model.factory=mine", "model.factory=mine: expected package.module:function"),
@@ -64,6 +74,7 @@ def test_an_impossible_combination_is_refused_in_one_line(words: str, line: str)
         "epochs=1",
         "epochs=2 lr_schedule.warmup_epochs=2",
         "micro_batches=3 batch_size=8",
+        "taper=true micro_batches=3 batch_size=4",
         "micro_batches=1 partitions=4",
         "micro_batches=8 batch_size=8",
         "balance=[1,2,1] partitions=3",

@@ -35,6 +35,9 @@ def test_without_lists_the_grid_is_the_default_one_and_a_value_twice_is_one_row(
         ({"micro_batches": 9}, "only batch_size=8 samples"),
         ({"partitions": 7}, "only 6 layers"),
         ({"schedule": "interleaved", "partitions": 3}, "a multiple of ranks=2"),
+        ({"taper": True, "micro_batches": 2}, "taper=true has no effect on micro_batches=2 of batch_size=8"),
+        ({"taper": True, "micro_batches": 8}, "taper=true has no effect"),
+        ({"taper": True}, None),
         ({"baseline": "torch", "remat": "except_last"}, "no remat=except_last"),
         ({"baseline": "torch", "micro_batches": 3}, "equal micro-batches"),
         ({"baseline": "torch", "partitions": 3}, "a process for each partition"),
@@ -52,6 +55,15 @@ def test_single_is_one_loop_for_all_rows_and_a_single_partition_has_no_other_bas
     assert baseline_of(case, "single") == baseline_of(other, "single")
     assert baseline_of(other, "naive") is None
     assert baseline_of(other, "torch") is None
+
+
+def test_tapered_rows_stand_beside_even_ones_and_baselines_are_even(config) -> None:
+    even, tapered = grid(config("partitions=2", "micro_batches=4", "remat=full", "taper=[false,true]"))
+    assert (even.taper, tapered.taper) == (False, True)
+    assert str(tapered) == f"{even} tapered"
+    for kind in ("single", "naive", "torch"):
+        assert baseline_of(tapered, kind) == baseline_of(even, kind)
+    assert reference_of(tapered, [even, tapered]) is tapered
 
 
 def test_naive_has_one_micro_batch_and_torch_the_same_cut(case) -> None:

@@ -36,3 +36,5 @@ def test_what_is_measured_decides_whose_place_a_row_takes(row_of, text_config) -
     assert row_of(text_config(*words, "steps=3"))["configuration"] == same
     assert row_of(text_config(*words, "model.seq_len=7"))["configuration"] != same
     assert row_of(text_config(*words, "model.tied=true"))["configuration"] != same
+    tapered = row_of(text_config(*words, "taper=true"))
+    assert (tapered["taper"], tapered["configuration"] == same) == ("tapered", False)

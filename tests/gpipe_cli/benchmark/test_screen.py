@@ -48,6 +48,12 @@ def test_what_is_the_same_everywhere_or_not_measured_has_no_column(config) -> No
     assert "x " not in plain
     both = ScreenTable(grid(config("partitions=2", "micro_batches=4", "remat=full", "schedule=[gpipe,1f1b]"))).header
     assert "schedule" in both
+    assert "sizes" not in both
+    even, tapered = grid(config("partitions=2", "micro_batches=4", "remat=full", "taper=[false,true]"))
+    table = ScreenTable([even, tapered])
+    assert "sizes" in table.header
+    rows = [table.row(result_of(case), Comparison()) for case in (even, tapered)]
+    assert ["tapered" in row for row in rows] == [False, True]
 
 
 def test_text_is_counted_in_tokens_and_has_no_layout(text_config, config) -> None:

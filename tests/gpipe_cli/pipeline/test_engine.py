@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_cli.pipeline import Pipeline
+from gpipe_cli.pipeline import Pipeline, make_schedule
 
 
 def mean_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -80,10 +80,13 @@ def test_equals_plain_pytorch_for_any_partition_and_unequal_micro_batches(
         assert report["num_samples"] == samples
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager_1f1b", "zero_bubble"])
-def test_same_bits_for_every_cut_number_of_processes_and_rematerialization(step, assert_same, schedule):
+@pytest.mark.parametrize(("schedule", "taper"), [
+    ("gpipe", False), ("1f1b", False), ("eager_1f1b", False), ("zero_bubble", False), ("eager_1f1b", True),
+])  # fmt: skip
+def test_same_bits_for_every_cut_number_of_processes_and_rematerialization(step, assert_same, schedule, taper):
     x, y = images(9)
     options: dict[str, Any] = {"micro_batches": 4, "schedule": schedule, "seed": 11, "steps": 3, "lr": 0.1}
+    options["taper"] = taper
     reference = step(with_batchnorm_and_dropout, x, y, squared_error, partitions=1, **options)
     assert len(set(reference["losses"])) == 3
     for partitions, ranks, balance, remat in [
@@ -115,6 +118,42 @@ def test_schedules_agree_to_rounding(step, assert_same):
     assert_same(a, d, 1e-12)
     assert_same(a, e, 1e-12)
     assert_same(a, f, 1e-12)
+
+
+def samples_of_layers(taper: bool) -> list[tuple[int, int]]:
+    """Samples of the micro-batches at the first layer and in the loss, in order."""
+    x, y = images(32)
+    seen: list[tuple[int, int]] = []
+    model = convolutions()
+    model[0].register_forward_pre_hook(lambda _, inputs: seen.append((len(inputs[0]), 0)))
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen[-1] = (seen[-1][0], len(targets))
+        return squared_error(outputs, targets)
+
+    pipe = Pipeline(model, 2, 8, loss_fn=loss, schedule="1f1b", remat="none", taper=taper)
+    pipe.forward_backward(x, y)
+    return sorted(seen)
+
+
+def test_tapered_micro_batches_begin_and_end_small():
+    assert samples_of_layers(taper=False) == [(4, 4)] * 8
+    assert samples_of_layers(taper=True) == [(size, size) for size in sorted((2, 4, 6, 6, 5, 4, 3, 2))]
+
+
+@pytest.mark.parametrize("samples", [24, 13, 7])
+def test_tapered_micro_batches_equal_plain_pytorch(step, plain, assert_same, samples):
+    x, y = images(samples)
+    report = step(convolutions, x, y, squared_error, partitions=3, micro_batches=6, schedule="1f1b", taper=True)
+    assert_same(report, plain(convolutions, x, y, squared_error), 1e-12)
+    assert report["num_samples"] == samples
+
+
+def test_taper_belongs_to_a_schedule_that_is_given_whole():
+    tapered = make_schedule(2, 4, "1f1b", num_ranks=1, taper=True)
+    assert Pipeline(convolutions(), 2, 4, loss_fn=squared_error, schedule=tapered).schedule.tapered
+    with pytest.raises(ValueError, match="taper belongs to the schedule"):
+        Pipeline(convolutions(), 2, 4, loss_fn=squared_error, schedule=make_schedule(2, 4, num_ranks=1), taper=True)
 
 
 def operations_that_give_gradients_of_weights(remat: str) -> list[str]:

@@ -14,12 +14,13 @@ from torch import nn
 
 from gpipe_cli.pipeline import Pipeline, make_schedule
 from gpipe_cli.pipeline.counting import count_network
-from gpipe_cli.pipeline.footprint import Footprint, footprints, rank_bytes
+from gpipe_cli.pipeline.footprint import Footprint, footprints_by_micro_batch, rank_bytes
 from gpipe_cli.pipeline.memory import ActivationMeter
 from gpipe_cli.pipeline.policies import keeping_all, rank_operations
 from gpipe_cli.pipeline.rematerialization import keep_what_fits, most_kept
 from gpipe_cli.pipeline.schedule import Operation, OperationKind, max_held_micro_batches, num_not_recomputed
 from gpipe_cli.pipeline.simulate import StageCost, peak_memory
+from gpipe_cli.pipeline.sizes import split_sizes
 
 # (policy, stages, micro-batches, ranks)
 PLACES = [
@@ -83,11 +84,11 @@ def network() -> list[tuple[str, Any]]:
     return [*((f"block_{index}", partial(block)) for index in range(8)), ("end", partial(nn.Linear, WIDTH, 2))]
 
 
-def measure(partitions: int, policy: str, balance: list[int], kept: list[int]) -> dict[str, Any]:
+def measure(partitions: int, policy: str, balance: list[int], kept: list[int], taper: bool) -> dict[str, Any]:
     """Runs in every rank: bytes that autograd held, recomputations counted and scheduled."""
     pipe = Pipeline(
         network(), partitions, MICRO_BATCHES, loss_fn=F.cross_entropy, balance=balance, schedule=policy, remat="auto",
-        kept=kept,
+        kept=kept, taper=taper,
     )  # fmt: skip
     x, y = torch.randn(SAMPLES, WIDTH), torch.zeros(SAMPLES, dtype=torch.int64)
     pipe.forward_backward(x, y)  # the first pass copies inputs until it knows that no layer overwrites them
@@ -97,26 +98,29 @@ def measure(partitions: int, policy: str, balance: list[int], kept: list[int]) -
     return {"peak": meter.peak_bytes, "recomputed": result.num_rematerializations, "scheduled": scheduled}
 
 
+@pytest.mark.parametrize("taper", [False, True])
 @pytest.mark.parametrize(("policy", "ranks", "balance", "share"), [
     ("gpipe", 1, [9], 0.4), ("gpipe", 2, [4, 5], 0.5), ("gpipe", 2, [2, 3, 2, 2], 0.6), ("1f1b", 4, [2, 2, 2, 3], 0.7),
     ("interleaved", 2, [2, 3, 2, 2], 0.6), ("zero_bubble", 2, [4, 5], 0.6), ("zero_bubble", 4, [2, 2, 2, 3], 0.7),
 ])  # fmt: skip
-def test_the_engine_holds_what_was_decided_and_recomputes_the_rest(run_ranks, policy, ranks, balance, share):
+def test_the_engine_holds_what_was_decided_and_recomputes_the_rest(run_ranks, policy, ranks, balance, share, taper):
     """`share`: how far the budget is from remat=full towards remat=none."""
     partitions = len(balance)
     counted = count_network(network(), torch.empty(1, WIDTH, device="meta"))
-    stages = footprints(counted, balance, SAMPLES // MICRO_BATCHES, SAMPLES)
+    sizes = split_sizes(SAMPLES, MICRO_BATCHES, taper)
+    stages = footprints_by_micro_batch(counted, balance, sizes, SAMPLES)
+    largest = stages[sizes.index(max(sizes))]
     full, none = (make_schedule(partitions, MICRO_BATCHES, policy, remat, ranks) for remat in ("full", "none"))
     least, most = (
         keep_what_fits(stages, schedule, 16, [bytes_] * ranks) for schedule, bytes_ in [(full, 0), (none, 1e9)]
     )
     memory = [low + share * (high - low) for low, high in zip(least.least_bytes, most.rank_bytes, strict=True)]
     decision = keep_what_fits(stages, full, 16, memory)
-    schedule = make_schedule(partitions, MICRO_BATCHES, policy, "auto", ranks, decision.kept)
+    schedule = make_schedule(partitions, MICRO_BATCHES, policy, "auto", ranks, decision.kept, taper)
     assert 0 < len(schedule.rematerialized) < len(full.rematerialized)
-    reports = run_ranks(ranks, measure, partitions, policy, balance, list(decision.kept))
+    reports = run_ranks(ranks, measure, partitions, policy, balance, list(decision.kept), taper)
     for rank, (report, numbers) in enumerate(zip(reports, schedule.stages_of_rank, strict=True)):
-        own = [stages[number] for number in numbers]
+        own = [largest[number] for number in numbers]
         room = memory[rank] - rank_bytes(own, 16, 0)
         resident = sum(stage.resident_bytes for stage in own)
         assert report["peak"] - resident <= room
@@ -126,9 +130,9 @@ def test_the_engine_holds_what_was_decided_and_recomputes_the_rest(run_ranks, po
     # One more micro-batch on the first stage, alone on its rank and without inputs to hold: measured, it is too much.
     more = [decision.kept[0] + 1, *decision.kept[1:]]
     if len(schedule.stages_of_rank[0]) == 1 and more[0] <= max_held_micro_batches(none.operations[0], 0):
-        first = run_ranks(ranks, measure, partitions, policy, balance, more)[0]
-        constant = rank_bytes([stages[number] for number in schedule.stages_of_rank[0]], 16, 0)
-        assert first["peak"] - stages[0].resident_bytes > memory[0] - constant
+        first = run_ranks(ranks, measure, partitions, policy, balance, more, taper)[0]
+        constant = rank_bytes([largest[number] for number in schedule.stages_of_rank[0]], 16, 0)
+        assert first["peak"] - largest[0].resident_bytes > memory[0] - constant
 
 
 def with_batchnorm_and_dropout() -> nn.Sequential:

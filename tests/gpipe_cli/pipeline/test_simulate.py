@@ -11,6 +11,7 @@ import pytest
 from gpipe_cli.pipeline.policies import cut_weights, make_schedule
 from gpipe_cli.pipeline.schedule import OperationKind, max_stored_micro_batches, predecessors
 from gpipe_cli.pipeline.simulate import StageCost, simulate
+from gpipe_cli.pipeline.sizes import split_sizes
 
 THIRD = Fraction(1, 3)
 
@@ -69,6 +70,34 @@ def test_zero_bubble_saves_half_of_the_bubble_and_holds_what_going_ahead_does(st
         assert zero.busy_s == plain.busy_s
         assert max(zero.peak_stored_micro_batches) == max(ahead.peak_stored_micro_batches)
     assert stages > 2 or transfer_s or zero.step_time_s == 3 * micro_batches + 1
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (2, 8), (3, 12), (4, 16), (4, 32), (8, 32)])
+def test_tapered_micro_batches_save_a_fifth_of_the_bubble_or_more(stages, micro_batches):
+    samples = 60 * micro_batches
+
+    def bubble_s(tapered: bool) -> float:
+        sizes = split_sizes(samples, micro_batches, tapered)
+        schedule = make_schedule(stages, micro_batches, "eager_1f1b", "none")
+        costs = [equal(stages, Fraction(size, 60), Fraction(2 * size, 60)) for size in sizes]
+        return simulate(schedule, costs).step_time_s - 3 * micro_batches
+
+    assert bubble_s(tapered=False) == 3 * (stages - 1)
+    assert bubble_s(tapered=True) < 0.78 * bubble_s(tapered=False)
+
+
+def test_micro_batches_may_have_costs_of_their_own():
+    schedule = make_schedule(2, 3, "gpipe", "none")
+    even = equal(2, 1, 2, input_bytes=1, activation_bytes=10)
+    assert simulate(schedule, [even] * 3) == simulate(schedule, even)
+    large = equal(2, 3, 6, input_bytes=3, activation_bytes=30)
+    found = simulate(schedule, [even, large, even])
+    assert [event.end_s - event.start_s for event in found.events[0][:3]] == [1, 3, 1]
+    assert found.peak_activation_bytes == (55, 55)
+    with pytest.raises(ValueError, match="costs of 2 micro-batches, not 3"):
+        simulate(schedule, [even] * 2)
+    with pytest.raises(ValueError, match="3 costs for 2 stages"):
+        simulate(schedule, [equal(3, 1, 2)] * 3)
 
 
 def test_zero_bubble_with_rematerialization_holds_the_activations_of_one_and_still_saves_time():

@@ -132,6 +132,22 @@ def test_stages_take_what_they_take_in_a_pipeline(slow_plan, monkeypatch, remat,
     assert plan.memory_bytes_per_rank == counted.memory_bytes_per_rank
 
 
+def test_tapered_micro_batches_take_what_the_timed_one_did_in_proportion(slow_plan, monkeypatch):
+    monkeypatch.setattr(measuring, "available_cores", lambda: 2)
+    config, counted = slow_plan("remat=none", "taper=true", "batch_size=32")
+    plan = measuring.with_measured_stages(config, counted)
+    assert plan.sizes == (2, 4, 6, 6, 5, 4, 3, 2)
+    for stage, (before, after) in enumerate(zip(counted.stages, plan.stages, strict=True)):
+        assert [of_all[stage] for of_all in plan.costs][2:4] == [after.cost] * 2
+        factor = after.cost.forward_s / before.cost.forward_s
+        first, first_before = plan.costs[0][stage], counted.costs[0][stage]
+        assert first.forward_s == pytest.approx(factor * first_before.forward_s)
+        assert first.backward_s < after.cost.backward_s
+        assert first.update_s == after.cost.update_s
+        assert first.activation_bytes == first_before.activation_bytes
+    assert plan.simulation == simulate(plan.schedule, plan.costs)
+
+
 def test_ranks_without_a_core_of_their_own_are_not_timed(slow_plan, monkeypatch):
     monkeypatch.setattr(measuring, "available_cores", lambda: 1)
     config, counted = slow_plan()

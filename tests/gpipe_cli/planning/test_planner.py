@@ -19,6 +19,7 @@ from gpipe_cli.pipeline.policies import cut_weights, make_schedule
 from gpipe_cli.pipeline.profile import count_costs
 from gpipe_cli.planning.network import make_planner
 from gpipe_cli.planning.planner import Choice
+from gpipe_cli.planning.text import describe
 from gpipe_cli.training.networks import build_network
 
 pytestmark = pytest.mark.usefixtures("counted_once")
@@ -64,23 +65,39 @@ def test_a_given_balance_is_kept(plan_config):
     assert plan_of(plan_config("partitions=3", "micro_batches=4", "balance=[1,2,4]")).balance == (1, 2, 4)
 
 
-@pytest.mark.parametrize(("partitions", "remat", "schedule"), [
-    (1, "full", "gpipe"), (1, "none", "gpipe"), (3, "full", "gpipe"), (3, "except_last", "1f1b"), (3, "none", "1f1b"),
+@pytest.mark.parametrize(("partitions", "remat", "schedule", "taper"), [
+    (1, "full", "gpipe", False), (1, "none", "gpipe", False), (3, "full", "gpipe", False),
+    (3, "except_last", "1f1b", False), (3, "none", "1f1b", False), (3, "none", "1f1b", True),
+    (3, "full", "eager_1f1b", True),
 ])  # fmt: skip
-def test_predicted_peak_activations_are_those_that_the_engine_holds(plan_config, partitions, remat, schedule):
+def test_predicted_peak_activations_are_those_that_the_engine_holds(plan_config, partitions, remat, schedule, taper):
     settings = (f"partitions={partitions}", "ranks=1", "micro_batches=4", f"remat={remat}", f"schedule={schedule}")
-    config = plan_config(*settings)
+    config = plan_config(*settings, f"taper={taper}")
     plan = plan_of(config)
     layers = build_network(config.model, 10, 16, 0)
     pipe = Pipeline(
-        layers, partitions, 4, loss_fn=F.cross_entropy, remat=remat, schedule=schedule, balance=plan.balance
-    )
+        layers, partitions, 4, loss_fn=F.cross_entropy, remat=remat, schedule=schedule, balance=plan.balance,
+        taper=taper,
+    )  # fmt: skip
     images, labels = torch.randn(16, 3, 16, 16), torch.arange(16) % 10
     pipe.forward_backward(images, labels)
     with ActivationMeter(excluded=[*pipe.parameters(), *pipe.module.buffers()]) as meter:
         pipe.forward_backward(images, labels)
     predicted = plan.simulation.peak_saved_bytes[0] + plan.stages[0].footprint.resident_bytes
     assert predicted == pytest.approx(meter.peak_bytes, rel=0.1)
+
+
+def test_a_tapered_plan_has_times_of_its_own_sizes_and_says_them(plan_config):
+    config = plan_config("partitions=2", "micro_batches=8", "batch_size=64", "remat=none", "schedule=eager_1f1b")
+    even = plan_of(config)
+    config = dataclasses.replace(config, taper=True)
+    tapered = plan_of(config)
+    assert (even.sizes, tapered.sizes) == ((8,) * 8, (4, 8, 12, 12, 10, 8, 6, 4))
+    first, _, third = (event.end_s - event.start_s for event in tapered.simulation.events[0][:3])
+    assert first < third
+    assert tapered.stages[0].cost.forward_s > even.stages[0].cost.forward_s
+    assert "8 micro-batches of 4 to 12" in "\n".join(describe(config, tapered, 12.0))
+    assert tapered.activation_bytes_by_remat[1]["none"] >= tapered.simulation.peak_activation_bytes[1]
 
 
 def test_rematerialization_trades_memory_for_time(plan_config):

@@ -87,7 +87,7 @@ def test_our_row_stands_below_the_papers_of_the_same_data(tmp_path: Path) -> Non
         assert text in lines[place + 1]
 
 
-@pytest.mark.parametrize("change", [{"partitions": 4}, {"seed": 1}, {"epochs": 2}, {"remat": "none"}])
+@pytest.mark.parametrize("change", [{"partitions": 4}, {"seed": 1}, {"epochs": 2}, {"remat": "none"}, {"taper": True}])
 def test_another_configuration_gets_its_own_row(change: dict[str, Any], tmp_path: Path) -> None:
     add(tmp_path, config())
     add(tmp_path, config(**change), top1=0.6)
