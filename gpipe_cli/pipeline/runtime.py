@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .microbatch import Value, flatten
 from .schedule import Event, Operation, OperationKind, Schedule, messages
+from .shared_memory import connect
 from .stage import Counters, Ending, Stage
 from .transport import EMPTY, Packet, ProcessGroups, Receiver, Sender
 
@@ -60,14 +62,27 @@ def make_links(groups: ProcessGroups, position: int, rank_of_stage: Sequence[int
     """Channels of the rank at ``position`` in the pipeline for stages placed so."""
     ranks, control = groups.ranks, groups.control
     pairs = {(a, b) for a, b in pairwise(rank_of_stage) if a != b}  # (from, to) in the forward direction
+    lines = connect(
+        control,
+        position,
+        [line for a, b in pairs for line in ((a, b, FORWARD_CHANNEL), (b, a, BACKWARD_CHANNEL))],
+        device,
+    )
     after = sorted(b for a, b in pairs if a == position)
     before = sorted(a for a, b in pairs if b == position)
     forward, backward = groups.forward, groups.backward
+
+    def sender(peer: int, channel: int, data: dist.ProcessGroup) -> Sender:
+        return Sender(ranks[peer], channel, data, control, lines.get((position, peer, channel)))
+
+    def receiver(peer: int, channel: int, data: dist.ProcessGroup) -> Receiver:
+        return Receiver(ranks[peer], channel, data, control, device, lines.get((peer, position, channel)))
+
     return Links(
-        {peer: Sender(ranks[peer], FORWARD_CHANNEL, forward, control) for peer in after},
-        {peer: Receiver(ranks[peer], FORWARD_CHANNEL, forward, control, device) for peer in before},
-        {peer: Sender(ranks[peer], BACKWARD_CHANNEL, backward, control) for peer in before},
-        {peer: Receiver(ranks[peer], BACKWARD_CHANNEL, backward, control, device) for peer in after},
+        {peer: sender(peer, FORWARD_CHANNEL, forward) for peer in after},
+        {peer: receiver(peer, FORWARD_CHANNEL, forward) for peer in before},
+        {peer: sender(peer, BACKWARD_CHANNEL, backward) for peer in before},
+        {peer: receiver(peer, BACKWARD_CHANNEL, backward) for peer in after},
     )
 
 

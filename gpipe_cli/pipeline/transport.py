@@ -1,6 +1,7 @@
 """Tensors between ranks: any number, any dtype, any layout, shapes that change, gradients that are missing.
 
-A message is a fixed-size header over the control group (Gloo, host memory) and one payload per tensor over the data
+Between processes of one machine that compute on CPUs messages go through shared memory (see there), given a line. Else
+a message is a fixed-size header over the control group (Gloo, host memory) and one payload per tensor over the data
 group (NCCL on GPUs, Gloo on CPUs). Receives are posted ahead: headers always, payloads by prediction, because the same
 micro-batch of the next step nearly always has the same shapes. When a prediction fails, the sender, who keeps the same
 record as the receiver, first satisfies the payloads that were posted and then sends the real ones over the control
@@ -14,11 +15,14 @@ import time
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from socket import socket
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from .shared_memory import SharedMemoryReceiver, SharedMemorySender
 
 HEADER_LENGTH = 256  # 64-bit integers: about ten tensors of four dimensions; longer headers take a second message
 LOOKAHEAD = 2  # messages whose receives are posted before they are needed
@@ -160,9 +164,17 @@ class _Channel:
 
 
 class Sender:
-    """Sends packets without waiting."""
+    """Sends packets without waiting; over ``line`` where there is one."""
 
-    def __init__(self, peer: int, number: int, data: dist.ProcessGroup, control: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        peer: int,
+        number: int,
+        data: dist.ProcessGroup,
+        control: dist.ProcessGroup,
+        line: socket | None = None,
+    ) -> None:
+        self._shared = None if line is None else SharedMemorySender(line)
         self._channel = _Channel(peer, number, data, control)
         self._pending: deque[tuple[Any, Tensor]] = deque()
         self.num_bytes = 0
@@ -176,6 +188,11 @@ class Sender:
             packet.requires_grad,
         )
         numbers, layouts = _encode(packet)
+        if self._shared is not None:
+            tensors = [_memory(tensor) for tensor in packet.tensors if tensor is not None and tensor.numel()]
+            self._shared.send(numbers, tensors)
+            self.num_bytes += sum(tensor.nbytes for tensor in tensors)
+            return
         header = torch.zeros(HEADER_LENGTH, dtype=torch.int64)
         header[0] = len(numbers)
         inline = numbers[: HEADER_LENGTH - 1]
@@ -228,11 +245,18 @@ class _Posted:
 
 
 class Receiver:
-    """Receives the packets of a step in a known order, with receives posted ahead."""
+    """Receives the packets of a step in a known order, with receives posted ahead; over ``line`` where there is one."""
 
     def __init__(
-        self, peer: int, number: int, data: dist.ProcessGroup, control: dist.ProcessGroup, device: torch.device
+        self,
+        peer: int,
+        number: int,
+        data: dist.ProcessGroup,
+        control: dist.ProcessGroup,
+        device: torch.device,
+        line: socket | None = None,
     ) -> None:
+        self._shared = None if line is None else SharedMemoryReceiver(line)
         self._channel = _Channel(peer, number, data, control)
         self._device = device
         self._expected: deque[Hashable] = deque()
@@ -241,12 +265,25 @@ class Receiver:
 
     def expect(self, keys: Sequence[Hashable]) -> None:
         """Announce the keys of the coming messages, in order, and post the first receives."""
+        if self._shared is not None:
+            return
         self._expected.extend(keys)
         self._post_ahead()
 
     def receive(self) -> Packet:
         """The next packet; waits for it. ``wait_s`` sums the seconds spent so."""
         began = time.perf_counter()
+        packet = self._receive_posted() if self._shared is None else self._receive_shared(self._shared)
+        self.wait_s += time.perf_counter() - began
+        return packet
+
+    def _receive_shared(self, shared: SharedMemoryReceiver) -> Packet:
+        is_tuple, flags, layouts = _decode(shared.receive())
+        buffers = [None if layout is None else layout.allocate(self._device) for layout in layouts]
+        shared.read_into([_memory(buffer) for buffer in buffers if buffer is not None and buffer.numel()])
+        return Packet(tuple(buffers), is_tuple, flags)
+
+    def _receive_posted(self) -> Packet:
         posted = self._posted.popleft()
         posted.header_work.wait()
         channel = self._channel
@@ -269,7 +306,6 @@ class Receiver:
                 buffers.append(None if buffer is None else buffer.to(self._device))
         channel.predicted[posted.key] = layouts
         self._post_ahead()
-        self.wait_s += time.perf_counter() - began
         return Packet(tuple(buffers), is_tuple, flags)
 
     def _post_ahead(self) -> None:
